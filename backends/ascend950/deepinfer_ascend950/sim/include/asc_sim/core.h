@@ -1,0 +1,76 @@
+// What the kernel-side headers ask of the simulator's runtime. Everything heavy lives in the runtime library, so that
+// a kernel compiles in a few seconds.
+//
+// Execution model: each AI core runs three scalar programs (AIC, AIV0, AIV1) as fibers. Instructions are issued to
+// in-order pipes; an instruction whose pipe is free runs at once, one behind a blocked wait is queued with its
+// arguments. Nothing here depends on wall time, so a launch is deterministic.
+#pragma once
+#include "qualifiers.h"
+
+namespace asc_sim {
+
+// A queued vector function: `run` executes it, `drop` frees it.
+struct Closure {
+    void (*run)(Closure*);
+    void (*drop)(Closure*);
+};
+
+enum class Mem : uint8_t { UB, L1, L0A, L0B, L0C, BT, FB, L0A_MX, L0B_MX, SSBUF, COUNT };
+
+// Base of a memory as the running core sees it (AIC sees the UB of AIV0: equal offsets mean equal places on both).
+unsigned char* mem_base(Mem m);
+
+[[noreturn]] void fail(const char* what, const char* detail, Loc loc);
+
+// Checked access to UB from inside a vector function; returns the address to use.
+void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc);
+void vf_mem_bar(int kind, Loc loc);
+
+// True when the vector pipe is free and the function may run inline between vf_enter and vf_leave.
+bool vf_inline(const char* name, Loc loc);
+void vf_enter(const char* name, Loc loc);
+void vf_leave();
+void vf_push(Closure* c, const char* name, Loc loc);
+bool flush_subnormals();
+
+// Scalar access to global memory (checked against the spans of the launch, seen by the race checker).
+void gm_touch(const void* p, uint32_t bytes, bool write, Loc loc);
+void scalar_touch(const void* p, uint32_t bytes, bool write, Loc loc);  // UB, L1, SSBuf or GM by address
+
+struct KernelEntry {
+    const char* name;
+    void (*run)(const void* args);
+    uint32_t args_size;
+    uint32_t aic, aiv;  // cores per block: 1/2 mixed, 1/0 cube only, 0/1 vector only
+    const KernelEntry* next;
+};
+
+template <class F>
+struct VfClosure final : Closure {
+    F f;
+    explicit VfClosure(F fn) : f(fn) {
+        run = [](Closure* c) { static_cast<VfClosure*>(c)->f(); };
+        drop = [](Closure* c) { delete static_cast<VfClosure*>(c); };
+    }
+};
+
+// Issues `f` to the vector pipe as one vector function.
+template <class F>
+inline void issue_vf(F f, const char* name, Loc loc) {
+    if (is_aic()) return;
+    if (vf_inline(name, loc)) {
+        vf_enter(name, loc);
+        f();
+        vf_leave();
+    } else {
+        vf_push(new VfClosure<F>(f), name, loc);
+    }
+}
+
+}  // namespace asc_sim
+
+// Official call form of a vector function. Arguments are taken by value, as the hardware passes them.
+template <auto Fn, class... A>
+inline void asc_vf_call(A... args) {
+    asc_sim::issue_vf([=] { Fn(args...); }, "asc_vf_call", asc_sim::Loc{__builtin_FILE(), __builtin_LINE()});
+}

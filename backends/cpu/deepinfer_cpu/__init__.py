@@ -1,0 +1,1 @@
+"""The CPU backend: always there, runs every op; the yardstick for all other backends."""

@@ -1,0 +1,3 @@
+"""Deep EP transports of the CPU backend."""
+
+TRANSPORTS: tuple[object, ...] = ()

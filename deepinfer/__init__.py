@@ -1,0 +1,55 @@
+"""DeepInfer: Flash MLA, Deep GMM and Deep EP on pluggable backends, and an offline inference engine on top.
+
+>>> import deepinfer, torch
+>>> device = deepinfer.set_backend("cpu")
+>>> deepinfer.ops.norm.rms_norm(torch.ones(2, 4), torch.ones(4)).shape
+torch.Size([2, 4])
+
+Importing this package opens no device, imports no backend and needs no toolkit.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from deepinfer import errors
+from deepinfer.config import configure_logging
+from deepinfer.hal import current_device, device, devices, register_backend, set_backend, use_backend
+
+if TYPE_CHECKING:
+    from deepinfer import ops
+    from deepinfer.api import explain
+    from deepinfer.engine import LLM, RequestOutput, SamplingParams
+    from deepinfer.registry.fallback import fallback
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM", "RequestOutput", "SamplingParams", "__version__", "current_device", "device", "devices", "errors",
+    "explain", "fallback", "ops", "register_backend", "set_backend", "use_backend",
+]
+
+_LAZY = {
+    "ops": ("deepinfer.ops", None),
+    "explain": ("deepinfer.api", "explain"),
+    "fallback": ("deepinfer.registry.fallback", "fallback"),
+    "LLM": ("deepinfer.engine", "LLM"),
+    "SamplingParams": ("deepinfer.engine", "SamplingParams"),
+    "RequestOutput": ("deepinfer.engine", "RequestOutput"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'deepinfer' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    value = import_module(module)
+    return getattr(value, attribute) if attribute else value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+configure_logging()

@@ -1,0 +1,70 @@
+"""Every error DeepInfer raises, and the one way to word a complaint about an argument.
+
+Invariant: a message names the argument, the value that came, the rule it broke and, where there is one, the
+nearest thing that works. All classes derive from `DeepInferError` and from the built-in a caller would expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class DeepInferError(Exception):
+    """Base class of all errors raised on purpose by DeepInfer."""
+
+
+class InvalidArgument(DeepInferError, ValueError):
+    """An argument breaks the contract of the function that got it; nothing was launched or changed."""
+
+
+class UnsupportedError(DeepInferError, NotImplementedError):
+    """The call is legal but no kernel of the current device takes it; `reasons` lists every candidate's."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = ()) -> None:
+        super().__init__("\n  - ".join([message, *reasons]))
+        self.reasons = tuple(reasons)
+
+
+class BackendUnavailable(DeepInferError, RuntimeError):
+    """A backend asked for by name cannot serve; `reasons` say why and `fix` is a command that would help."""
+
+    def __init__(self, message: str, reasons: Sequence[str] = (), fix: str | None = None) -> None:
+        lines = [message, *(f"  - {reason}" for reason in reasons)]
+        if fix:
+            lines.append(f"  To fix it: {fix}")
+        super().__init__("\n".join(lines))
+        self.reasons = tuple(reasons)
+        self.fix = fix
+
+
+class DriverError(DeepInferError, RuntimeError):
+    """A driver call returned a failing status; `status` is its name in driver.h without the DI_ prefix."""
+
+    def __init__(self, function: str, status: str, message: str) -> None:
+        super().__init__(f"{function} failed with {status}: {message or 'no message from the driver'}")
+        self.function, self.status = function, status
+
+
+class AbiError(DeepInferError, RuntimeError):
+    """A driver library speaks another ABI version, or its table is shorter than the fields that are needed."""
+
+
+class CommTimeout(DeepInferError, TimeoutError):
+    """A rank did not arrive before the deadline; `missing` names the ranks. The process stays usable."""
+
+    def __init__(self, message: str, missing: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class CheckpointError(DeepInferError, ValueError):
+    """A model directory cannot be loaded; the message names the file and the tensor or field."""
+
+
+def invalid(arg: str, value: object, rule: str, nearest: object | None = None) -> InvalidArgument:
+    """Build the error for argument `arg`: `raise invalid("page", 0, "must be >= 1", nearest=1)`.
+
+    `rule` is a clause that follows the value; `nearest` is the closest legal value, when one exists.
+    """
+    hint = "" if nearest is None else f"; nearest legal value: {nearest}"
+    return InvalidArgument(f"{arg}: got {value!r}, {rule}{hint}")

@@ -1,0 +1,185 @@
+"""Which device ops run on: the choice by name, by environment or automatic, process-wide or per context.
+
+Order: `use_backend` (this context) > `set_backend` (process) > DEEPINFER_BACKEND > automatic. Automatic takes the
+highest priority backend that is available on hardware, else cpu, and logs once what it took and why the others were
+passed over. A simulator is chosen only by name. Devices are opened once and shared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from deepinfer import config
+from deepinfer.errors import BackendUnavailable, invalid
+from deepinfer.hal import discovery
+from deepinfer.hal.backend import Backend
+from deepinfer.hal.device import Device
+from deepinfer.hal.types import DriverKind, Probe
+
+_context: ContextVar[Device | None] = ContextVar("deepinfer_device", default=None)
+_lock = threading.RLock()
+_opened: dict[tuple[str, str, int, tuple[str, ...]], Device] = {}
+
+
+class _Process:
+    """Process-wide choice; one instance."""
+
+    device: Device | None = None
+    automatic: Device | None = None
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """A parsed `name[/driver][:index]`."""
+
+    backend: str
+    driver: str
+    index: int
+    arch: tuple[str, ...]
+
+
+def parse(text: str) -> DeviceSpec:
+    """Parse `name[/driver][:index]`, e.g. "cpu", "cuda:1", "cuda_sm10/sim", "ascend/sim:0"."""
+    if not isinstance(text, str) or not text.strip():
+        raise invalid("backend", text, "must be text of the form name[/driver][:index]", nearest="'cpu'")
+    head, colon, tail = text.strip().partition(":")
+    if colon and not tail.isdigit():
+        raise invalid("backend", text, f"the device index {tail!r} must be a non-negative integer", nearest=f"'{head}:0'")
+    name, _, driver = head.partition("/")
+    backend, arch = discovery.canonical(name.strip().lower())
+    return DeviceSpec(backend, driver.strip().lower(), int(tail) if colon else 0, arch)
+
+
+def device(spec: str | None = None) -> Device:
+    """The device named by `spec`, opened on first use; without `spec` the current device.
+
+    Raises:
+        BackendUnavailable: the backend is missing, failed to load, or has no such device; says why and the fix.
+        InvalidArgument: `spec` is malformed.
+    """
+    if spec is None:
+        return current_device()
+    parsed = parse(spec)
+    key = (parsed.backend, parsed.driver, parsed.index, parsed.arch)
+    with _lock:
+        if key not in _opened:
+            _opened[key] = _open(parsed)
+        return _opened[key]
+
+
+def _open(parsed: DeviceSpec) -> Device:
+    backend = discovery.load(parsed.backend)
+    _require_driver(backend, parsed.driver)
+    probe = backend.probe(parsed.driver)
+    label = f"{parsed.backend}/{parsed.driver}" if parsed.driver else parsed.backend
+    if not probe.available:
+        raise BackendUnavailable(f"backend {label!r} cannot be used", probe.reasons, probe.fix)
+    if not 0 <= parsed.index < probe.device_count:
+        raise BackendUnavailable(
+            f"backend {label!r} has no device {parsed.index}", [f"valid indices are 0 to {probe.device_count - 1}"]
+        )
+    reasons: list[str] = []
+    for arch in parsed.arch or (None,):
+        try:
+            return backend.open(parsed.index, parsed.driver, arch)
+        except BackendUnavailable as error:
+            reasons += error.reasons or [str(error)]
+    raise BackendUnavailable(f"backend {label!r} has no suitable device", reasons)
+
+
+def _require_driver(backend: Backend, driver: str) -> None:
+    if driver and driver not in backend.drivers:
+        choices = ", ".join(name for name in backend.drivers if name) or "none"
+        raise BackendUnavailable(f"backend {backend.name!r} has no driver {driver!r}", [f"its named drivers are: {choices}"])
+
+
+def set_backend(spec: str) -> Device:
+    """Choose the device for the whole process and return it. Nothing changes when it cannot be used."""
+    chosen = device(spec)
+    _Process.device = chosen
+    return chosen
+
+
+@contextlib.contextmanager
+def use_backend(spec: str | Device) -> Iterator[Device]:
+    """Choose the device inside a `with` block, for this thread (context) only."""
+    chosen = spec if isinstance(spec, Device) else device(spec)
+    token = _context.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _context.reset(token)
+
+
+def current_device() -> Device:
+    """The device ops run on now; see the module's order of choice."""
+    found = _context.get() or _Process.device
+    if found is not None:
+        return found
+    asked = config.default_backend()
+    if asked:
+        return device(asked)
+    with _lock:
+        if _Process.automatic is None:
+            _Process.automatic = _choose()
+        return _Process.automatic
+
+
+def _choose() -> Device:
+    passed: list[str] = []
+    ranked: list[tuple[int, Backend, Probe]] = []
+    for name in discovery.names():
+        found = discovery.state(name)
+        if found.backend is None:
+            passed.append(f"{name}: {found.error}")
+            continue
+        probe = found.backend.probe("")
+        if probe.available:
+            ranked.append((found.backend.priority, found.backend, probe))
+        else:
+            passed.append(f"{name}: {'; '.join(probe.reasons)}")
+    for _, backend, _probe in sorted(ranked, key=lambda item: -item[0]):
+        chosen = _try_hardware(backend, passed)
+        if chosen is not None:
+            config.logger.info("using %s; passed over: %s", chosen.spec, " | ".join(passed) or "nothing")
+            return chosen
+    return device("cpu")
+
+
+def _try_hardware(backend: Backend, passed: list[str]) -> Device | None:
+    """Open device 0 when it is real hardware or the host; a simulator is never chosen automatically."""
+    if backend.priority < 0:
+        return None
+    try:
+        candidate = device(backend.name)
+    except BackendUnavailable as error:
+        passed.append(f"{backend.name}: {error}")
+        return None
+    return None if candidate.props.kind is DriverKind.SIMULATOR else candidate
+
+
+def devices() -> list[str]:
+    """Specifications of every device that can be opened now, simulators included."""
+    found: list[str] = []
+    for name in discovery.names():
+        backend = discovery.state(name).backend
+        if backend is None:
+            continue
+        for driver in backend.drivers:
+            probe = backend.probe(driver)
+            label = f"{name}/{driver}" if driver else name
+            found += [f"{label}:{index}" for index in range(probe.device_count if probe.available else 0)]
+    return found
+
+
+def reset() -> None:
+    """Forget every choice and close every opened device (tests)."""
+    with _lock:
+        for opened in _opened.values():
+            opened.close()
+        _opened.clear()
+        _Process.device = _Process.automatic = None

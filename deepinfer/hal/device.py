@@ -1,0 +1,144 @@
+"""A device as the layers above see it: memory, streams, events, executables, and which torch device its tensors use.
+
+Invariants: no vendor names; a device belongs to one backend and is opened once per (backend, driver, index); ops find
+their resolved kernels in `dispatch_cache`, which lives and dies with the device.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deepinfer.errors import UnsupportedError
+from deepinfer.hal.types import Arg, Cap, DeviceProps, DriverKind, Image
+
+
+class Stream(abc.ABC):
+    """An ordered queue of work. `handle` is what the driver calls it (0 for the default stream)."""
+
+    handle: int = 0
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Block until everything enqueued so far has finished."""
+
+    @abc.abstractmethod
+    def wait(self, event: Event) -> None:
+        """Make later work on this stream wait for `event`."""
+
+
+class Event(abc.ABC):
+    """A point in a stream. Times are device time where the device has a timer, else wall time."""
+
+    @abc.abstractmethod
+    def record(self, stream: Stream) -> None: ...
+
+    @abc.abstractmethod
+    def synchronize(self) -> None: ...
+
+    @abc.abstractmethod
+    def elapsed_ms(self, stop: Event) -> float:
+        """Milliseconds from this event to `stop`; both must have been recorded and reached."""
+
+
+class Executable(abc.ABC):
+    """A loaded module. Thread-safe; `launch` enqueues and returns."""
+
+    @abc.abstractmethod
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        args: Sequence[Arg],
+        *,
+        stream: Stream,
+        smem_bytes: int = 0,
+        **attributes: Any,
+    ) -> None:
+        """Launch kernel `name`. `attributes` (cluster=(x, y, z), ...) need the matching capability."""
+
+
+class Graph(abc.ABC):
+    """Captured work that can be replayed; used as a context manager while capturing."""
+
+    @abc.abstractmethod
+    def __enter__(self) -> Graph: ...
+
+    @abc.abstractmethod
+    def __exit__(self, *exc: object) -> None: ...
+
+    @abc.abstractmethod
+    def replay(self) -> None:
+        """Enqueue the captured work on the stream it was captured on."""
+
+
+class Device(abc.ABC):
+    """One opened device. Kernels and tests get it from `deepinfer.current_device()`."""
+
+    def __init__(self, backend: str, driver: str, index: int, props: DeviceProps, torch_device: torch.device) -> None:
+        self.backend, self.driver, self.index = backend, driver, index
+        self.props, self.torch_device = props, torch_device
+        self.dispatch_cache: dict[str, dict[Any, Any]] = {}
+        self.statistics: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Device {self.spec} {self.props.name!r} arch={self.props.arch} on {self.torch_device}>"
+
+    @property
+    def spec(self) -> str:
+        """The text that selects this device again: `backend[/driver]:index`."""
+        driver = f"/{self.driver}" if self.driver else ""
+        return f"{self.backend}{driver}:{self.index}"
+
+    @property
+    def simulated(self) -> bool:
+        return self.props.kind is DriverKind.SIMULATOR
+
+    def supports(self, cap: Cap) -> bool:
+        return cap in self.props.caps
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised tensor in this device's memory."""
+        return torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy (or the tensor itself when it is there already) in this device's memory."""
+        return tensor.to(self.torch_device)
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor on the host; waits for the work that produces it."""
+        self.synchronize()
+        return tensor.cpu()
+
+    @abc.abstractmethod
+    def memory_info(self) -> tuple[int, int]:
+        """(free, total) bytes."""
+
+    @abc.abstractmethod
+    def current_stream(self) -> Stream: ...
+
+    @abc.abstractmethod
+    def new_stream(self) -> Stream: ...
+
+    @abc.abstractmethod
+    def new_event(self) -> Event: ...
+
+    @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Wait for all work of this device."""
+
+    def load(self, image: Image) -> Executable:
+        """Load a compiled module; `UnsupportedError` when the device runs no compiled code."""
+        raise UnsupportedError(f"{self.spec} loads no modules", [f"{image.name}: format {image.fmt!r} has no loader here"])
+
+    def graph(self) -> Graph:
+        """A new graph to capture into; `UnsupportedError` unless `supports(Cap.GRAPHS)`."""
+        raise UnsupportedError(f"{self.spec} cannot capture graphs", ["the device lacks the capability GRAPHS"])
+
+    def close(self) -> None:
+        """Give back driver resources. Idempotent; the device is unusable afterwards."""
+        self.dispatch_cache.clear()

@@ -1,0 +1,1 @@
+"""Deep EP: expert-parallel dispatch and combine."""

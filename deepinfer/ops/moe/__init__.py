@@ -1,0 +1,1 @@
+"""Expert routing and the activation between the two expert GEMMs."""

@@ -1,0 +1,90 @@
+"""Contract of `norm.rms_norm`: y = x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from deepinfer.errors import InvalidArgument
+from deepinfer.ops import checks
+from deepinfer.registry import Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
+from deepinfer.registry.spec import Args, Tensors
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+# One rounding of the result to its dtype: half an ulp, doubled for values that fall beside a boundary.
+TOLERANCES = {
+    torch.float32: Tolerance(1e-6, 1e-6, 1e-10),
+    torch.bfloat16: Tolerance(1e-6, 2.0**-7, 1e-5),
+    torch.float16: Tolerance(1e-6, 2.0**-10, 1e-6),
+}
+
+
+@register
+class RmsNorm(OpSpec):
+    """Root-mean-square normalisation of each row.
+
+    x [..., d] bf16 | f16 | f32, weight [d] of any of these; y has x's shape and dtype. Statistics and product are
+    computed in float32 and rounded once. d = 0 or no rows give an empty result. A NaN makes its own row NaN only.
+    """
+
+    name = "norm.rms_norm"
+    params = (Param("x"), Param("weight"), Param("eps", Kind.FLOAT))
+    returns = ("y",)
+
+    def check(self, call: Call) -> None:
+        x, weight = call["x"], call["weight"]
+        if x.ndim < 1:
+            raise InvalidArgument(f"{self.name}: x: got a scalar, must have at least 1 dimension [..., d]")
+        checks.dtype(self.name, "x", x, DTYPES)
+        checks.dtype(self.name, "weight", weight, DTYPES)
+        checks.shape(self.name, "weight", weight, (x.shape[-1],), "[d]")
+        checks.at_least(self.name, "eps", call["eps"], 0.0)
+
+    def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
+        x = call["x"]
+        return (TensorMeta.dense(x.shape, x.dtype, x.device),)
+
+    def reference(self, args: Args) -> Tensors:
+        x, weight = args["x"].double(), args["weight"].double()
+        mean = x.square().sum(-1, keepdim=True) / max(x.shape[-1], 1)
+        return (x / (mean + args["eps"]).sqrt() * weight,)
+
+    def portable(self, args: Args, out: tuple[torch.Tensor | None, ...]) -> Tensors:
+        x = args["x"]
+        wide = x.float()
+        mean = wide.square().mean(-1, keepdim=True) if x.shape[-1] else wide.new_zeros((*x.shape[:-1], 1))
+        y = (wide * (mean + args["eps"]).rsqrt() * args["weight"].float()).to(x.dtype)
+        return (y if out[0] is None else out[0].copy_(y),)
+
+    def cost(self, call: Call) -> Cost:
+        x, weight = call["x"], call["weight"]
+        return Cost(flops=4.0 * x.numel, nbytes=2.0 * x.nbytes + weight.nbytes)
+
+    def cases(self) -> Iterable[Case]:
+        shapes = [(1, 1), (3, 7), (5, 128), (2, 3, 576), (0, 64), (4, 0), (17, 5120)]
+        for dtype in DTYPES:
+            for shape in shapes:
+                params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
+                edge = {"edge"} if 0 in shape else set()
+                yield Case(self.name, params, partial(_make, shape, dtype), frozenset({"quick", *edge}))
+        params = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
+        yield Case(self.name, params, partial(_make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
+
+    def error_cases(self) -> Iterable[ErrorCase]:
+        wrong = partial(_make, (2, 8), torch.float32)
+        yield ErrorCase(self.name, "weight-size", lambda g: wrong(g) | {"weight": torch.ones(7)}, InvalidArgument, ("weight", "8"))
+        yield ErrorCase(self.name, "dtype", lambda g: wrong(g) | {"x": torch.ones(2, 8).int()}, InvalidArgument, ("x", "int32"))
+        yield ErrorCase(self.name, "eps", lambda g: wrong(g) | {"eps": -1.0}, InvalidArgument, ("eps", "-1.0"))
+        yield ErrorCase(self.name, "not-a-tensor", lambda g: wrong(g) | {"x": [1.0]}, InvalidArgument, ("x", "Tensor"))
+
+    def tolerance(self, args: Args, output: str) -> Tolerance:
+        return TOLERANCES[args["x"].dtype]
+
+
+def _make(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> dict[str, Any]:
+    x = torch.randn(shape, generator=generator) * 3
+    weight = torch.rand(shape[-1], generator=generator) + 0.5
+    return {"x": x.to(dtype), "weight": weight.to(dtype), "eps": 1e-6}

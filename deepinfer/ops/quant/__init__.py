@@ -1,0 +1,1 @@
+"""Block quantisation: byte codecs, quantisers, scale packing."""

@@ -1,0 +1,1 @@
+"""Logits processing, sampling, draft verification and token masks."""

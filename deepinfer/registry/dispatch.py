@@ -1,0 +1,235 @@
+"""From an op call to a kernel run: validate once per distinct metadata, resolve once, then go straight to the kernel.
+
+Invariants: the cache key holds everything `check`, `supports` and `plan` may look at (shapes, dtypes, strides,
+devices, alignment, plain values), so a hit needs no validation; caches belong to the device and are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepinfer.errors import InvalidArgument, UnsupportedError, invalid
+from deepinfer.hal.current import current_device
+from deepinfer.hal.device import Device
+from deepinfer.hal.types import Support
+from deepinfer.registry import fallback
+from deepinfer.registry.call import Call, Kind, TensorMeta
+from deepinfer.registry.kernel import Kernel, Plan
+from deepinfer.registry.kernels import candidates
+from deepinfer.registry.kernels import candidates
+from deepinfer.registry.spec import OpSpec
+
+CACHE_LIMIT = 8192
+_Tensor = torch.Tensor
+_capture: ContextVar[bool] = ContextVar("deepinfer_capture", default=False)
+
+
+class CapturedCall(BaseException):
+    """Control flow of `explain`: carries the first op call a public function makes, instead of running it."""
+
+    def __init__(self, op: str, args: tuple[Any, ...]) -> None:
+        super().__init__(op)
+        self.op, self.call_args = op, args
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Inside the block every op call raises `CapturedCall` instead of running (this context only)."""
+    token = _capture.set(True)
+    try:
+        yield
+    finally:
+        _capture.reset(token)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a dispatch key resolves to."""
+
+    kernel: Kernel
+    plan: Plan
+    outputs: tuple[TensorMeta, ...]
+    is_fallback: bool
+    reasons: tuple[str, ...]
+
+
+class Op:
+    """The callable form of an OpSpec in canonical (flat, positional) arguments.
+
+    Public functions in `deepinfer.ops` convert their arguments and call this.
+    """
+
+    def __init__(self, spec: OpSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self._none = (None,) * len(spec.returns)
+
+    def __call__(
+        self, *args: Any, out: tuple[torch.Tensor | None, ...] | None = None, validate: bool = False
+    ) -> tuple[torch.Tensor, ...]:
+        """Run on the current device. Returns the outputs in the order of `spec.returns`.
+
+        Raises:
+            InvalidArgument: the arguments break the op's contract (nothing was launched).
+            UnsupportedError: no kernel takes the call and the fallback policy is "error".
+        """
+        if _capture.get():
+            raise CapturedCall(self.name, args)
+        device = current_device()
+        outs = self._none if out is None else out
+        entry = self.resolve(device, args, outs)
+        if validate:
+            self.spec.check_values(dict(zip((p.name for p in self.spec.params), args, strict=True)))
+        if entry.is_fallback:
+            self._note_fallback(device, entry)
+        return _run(device, entry, args, outs)
+
+    def resolve(
+        self, device: Device, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...] | None = None
+    ) -> Resolved:
+        """The kernel, plan and output metadata for these arguments (cached)."""
+        outs = self._none if out is None else out
+        try:
+            cache = device.dispatch_cache[self.name]
+        except KeyError:
+            cache = device.dispatch_cache.setdefault(self.name, {})
+        try:
+            key = dispatch_key(args, outs)
+            found = cache.get(key)
+        except (TypeError, RuntimeError):  # unhashable value or a tensor without storage: let validation word it
+            key, found = None, None
+        if found is None:
+            found = self._resolve(device, args, outs)
+            if key is not None:
+                if len(cache) >= CACHE_LIMIT:
+                    cache.clear()
+                cache[key] = found
+        return found
+
+    def _resolve(self, device: Device, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...]) -> Resolved:
+        call = make_call(self.spec, args, out, device.torch_device)
+        self.spec.check(call)
+        outputs = self.spec.outputs(call)
+        _check_out(self.spec, outputs, call.out)
+        kernel, reasons, is_fallback = choose(device, call)
+        return Resolved(kernel, kernel.plan(device, call), outputs, is_fallback, reasons)
+
+    def _note_fallback(self, device: Device, entry: Resolved) -> None:
+        if fallback.policy.get() == "error":
+            raise UnsupportedError(f"{device.spec} has no kernel for this call of {self.name}", entry.reasons)
+        fallback.warn(device, self.name, entry.reasons)
+        fallback.count(device, self.name)
+
+
+def dispatch_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    """Everything about a call that may decide which kernel runs it."""
+    parts: list[Any] = []
+    for a in args:
+        if isinstance(a, _Tensor):
+            parts += (a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15)
+        else:
+            parts += (a.__class__, a)
+    for o in out:
+        if o is None:
+            parts.append(None)
+        else:
+            parts += (o.shape, o.dtype, o.stride(), o.device, o.data_ptr() & 15)
+    return tuple(parts)
+
+
+def _run(
+    device: Device, entry: Resolved, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor, ...]:
+    kernel, plan = entry.kernel, entry.plan
+    stream = device.current_stream()
+    workspace = device.empty((plan.workspace,), torch.uint8) if plan.workspace else None
+    if kernel.allocates:
+        result = kernel.run(plan, stream, args, out, workspace)
+        if result is None:
+            raise UnsupportedError(f"{kernel!r} says it allocates but returned nothing")
+        return result
+    outs = tuple(
+        given if given is not None else torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
+        for given, meta in zip(out, entry.outputs, strict=True)
+    )
+    kernel.run(plan, stream, args, outs, workspace)
+    return outs
+
+
+def make_call(
+    spec: OpSpec, args: Sequence[Any], out: Sequence[torch.Tensor | None], device: torch.device
+) -> Call:
+    """Build the `Call`, checking each argument's type and device."""
+    if len(args) != len(spec.params):
+        raise InvalidArgument(f"{spec.name}: got {len(args)} arguments, must be {len(spec.params)}")
+    values: dict[str, Any] = {}
+    for param, value in zip(spec.params, args, strict=True):
+        values[param.name] = _meta(spec.name, param.name, param.kind, value, device)
+    metas = tuple(
+        _meta(spec.name, f"out[{name}]", Kind.TENSOR, tensor, device)
+        for name, tensor in zip(spec.returns, out, strict=True)
+        if tensor is not None
+    )
+    given = metas if len(metas) == len(spec.returns) else None
+    if metas and given is None:
+        raise InvalidArgument(f"{spec.name}: out: got {len(metas)} tensors, must be all {len(spec.returns)} or none")
+    return Call(spec.name, values, device, given)
+
+
+_PLAIN: dict[Kind, tuple[type, ...]] = {
+    Kind.INT: (int,), Kind.FLOAT: (float, int), Kind.BOOL: (bool,), Kind.STR: (str,), Kind.DTYPE: (torch.dtype,),
+    Kind.OPT_INT: (int, type(None)), Kind.OPT_FLOAT: (float, int, type(None)), Kind.OPT_STR: (str, type(None)),
+    Kind.OPT_DTYPE: (torch.dtype, type(None)), Kind.INTS: (tuple,),
+}
+
+
+def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> Any:
+    if kind.is_tensor:
+        if value is None and kind is Kind.OPT_TENSOR:
+            return None
+        if not isinstance(value, torch.Tensor):
+            raise invalid(f"{op}: {name}", value, "must be a torch.Tensor")
+        if not _same_device(value.device, device):
+            raise invalid(
+                f"{op}: {name}", str(value.device), "must lie on the current device's memory", nearest=str(device)
+            )
+        return TensorMeta.of(value)
+    allowed = _PLAIN[kind]
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        wanted = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
+        raise invalid(f"{op}: {name}", value, f"must be {wanted}")
+    return value
+
+
+def _same_device(actual: torch.device, wanted: torch.device) -> bool:
+    return actual.type == wanted.type and (actual.index or 0) == (wanted.index or 0)
+
+
+def _check_out(spec: OpSpec, outputs: Sequence[TensorMeta], given: Sequence[TensorMeta] | None) -> None:
+    for name, want, got in zip(spec.returns, outputs, given or (), strict=bool(given)):
+        if got.shape != want.shape or got.dtype != want.dtype:
+            raise invalid(
+                f"{spec.name}: out[{name}]", f"{got.dtype} {list(got.shape)}", f"must be {want.dtype} {list(want.shape)}"
+            )
+
+
+def choose(device: Device, call: Call) -> tuple[Kernel, tuple[str, ...], bool]:
+    """The first supporting kernel, why those before it refused, and whether it is a fallback."""
+    reasons: list[str] = []
+    for kernel in candidates(device, call.op):
+        support = kernel.supports(device.props, call)
+        if support:
+            return kernel.kernel, tuple(reasons), kernel.is_fallback
+        reasons += (f"{kernel.name}: {reason}" for reason in support.reasons)
+    raise UnsupportedError(f"{device.spec} has no kernel for {call.op}", reasons)
+
+
+def why(device: Device, call: Call) -> list[tuple[str, Support, bool]]:
+    """(name, support, is fallback) of every candidate, for `explain`."""
+    return [(k.name, k.supports(device.props, call), k.is_fallback) for k in candidates(device, call.op)]

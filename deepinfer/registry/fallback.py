@@ -1,0 +1,44 @@
+"""The explicit rule for calls that no native kernel takes: run the portable tier on the same device, or raise.
+
+Invariant: a fallback is never silent: one warning per (device, op) with every candidate's reasons, and a counter in
+`device.statistics["fallback:OP"]` that grows with each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+from deepinfer.config import logger
+from deepinfer.errors import invalid
+from deepinfer.hal.device import Device
+
+POLICIES = ("portable", "error")
+
+policy: ContextVar[str] = ContextVar("deepinfer_fallback", default="portable")
+
+
+@contextlib.contextmanager
+def fallback(name: str) -> Iterator[None]:
+    """Inside the block use policy `name`: "portable" (default) or "error" (raise UnsupportedError)."""
+    if name not in POLICIES:
+        raise invalid("fallback", name, f"must be one of {POLICIES}", nearest="'portable'")
+    token = policy.set(name)
+    try:
+        yield
+    finally:
+        policy.reset(token)
+
+
+def count(device: Device, op: str) -> None:
+    """Count one call of `op` that ran on the fallback."""
+    key = f"fallback:{op}"
+    device.statistics[key] = device.statistics.get(key, 0) + 1
+
+
+def warn(device: Device, op: str, reasons: Sequence[str]) -> None:
+    """Say once per device and op that it runs on the portable tier, and why."""
+    key = f"fallback:{op}"
+    if key not in device.statistics:
+        logger.warning("%s runs %s on the portable tier: %s", device.spec, op, "; ".join(reasons) or "no native kernel")

@@ -1,0 +1,87 @@
+"""The table of kernels: per device and op, all candidates in the order they are tried.
+
+Order: pinned kernel, then higher priority, then name; the portable tier comes last. Backends declare kernels once;
+`pin` lets a test or benchmark force one kernel inside a block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from deepinfer.errors import invalid
+from deepinfer.hal import discovery
+from deepinfer.hal.device import Device
+from deepinfer.hal.types import DeviceProps, Support
+from deepinfer.registry.call import Call
+from deepinfer.registry.kernel import Kernel, PortableKernel
+from deepinfer.registry.specs import get_spec, spec_names
+
+_pins: ContextVar[dict[str, str] | None] = ContextVar("deepinfer_pins", default=None)
+_by_backend: dict[str, dict[str, list[Kernel]]] = {}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel in the order of one device."""
+
+    kernel: Kernel
+    is_fallback: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.name)
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        return self.kernel.supports(props, call)
+
+
+def _declared(backend: str) -> dict[str, list[Kernel]]:
+    if backend not in _by_backend:
+        table: dict[str, list[Kernel]] = {}
+        for kernel in discovery.load(backend).kernels():
+            if kernel.op not in spec_names():
+                raise invalid(f"backend {backend!r}: kernel {kernel.name!r}", kernel.op, "must name a registered op")
+            table.setdefault(str(kernel.op), []).append(kernel)
+        for kernels in table.values():
+            kernels.sort(key=lambda kernel: (-kernel.priority, kernel.name))
+        _by_backend[backend] = table
+    return _by_backend[backend]
+
+
+def forget(backend: str) -> None:
+    """Drop what was declared by `backend`; its next use asks again (tests that register backends)."""
+    _by_backend.pop(backend, None)
+
+
+def candidates(device: Device, op: str) -> list[Candidate]:
+    """All kernels that may run `op` on `device`, best first, the portable tier last."""
+    backend = discovery.load(device.backend)
+    native = [Candidate(kernel, False) for kernel in _declared(device.backend).get(op, [])]
+    if not any(candidate.kernel.tier == "portable" for candidate in native):
+        native.append(Candidate(PortableKernel(get_spec(op)), not backend.portable_is_native))
+    pinned = (_pins.get() or {}).get(op)
+    if pinned is None:
+        return native
+    chosen = [candidate for candidate in native if candidate.name == pinned]
+    if not chosen:
+        names = ", ".join(candidate.name for candidate in native)
+        raise invalid(f"pin({op!r})", pinned, f"must be a kernel of {device.spec}", nearest=names)
+    return chosen
+
+
+@contextlib.contextmanager
+def pin(device: Device, op: str, kernel: str) -> Iterator[None]:
+    """Inside the block only kernel `kernel` may run `op` on `device` (this context); cached choices are set aside."""
+    token = _pins.set({**(_pins.get() or {}), op: kernel})
+    saved = device.dispatch_cache.pop(op, None)
+    try:
+        candidates(device, op)
+        yield
+    finally:
+        _pins.reset(token)
+        device.dispatch_cache.pop(op, None)
+        if saved is not None:
+            device.dispatch_cache[op] = saved
