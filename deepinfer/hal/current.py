@@ -61,9 +61,10 @@ def device(spec: str | None = None) -> Device:
         BackendUnavailable: the backend is missing, failed to load, or has no such device; says why and the fix.
         InvalidArgument: `spec` is malformed.
     """
-    if spec is None:
-        return current_device()
-    parsed = parse(spec)
+    return current_device() if spec is None else _shared(parse(spec))
+
+
+def _shared(parsed: DeviceSpec) -> Device:
     key = (parsed.backend, parsed.driver, parsed.index, parsed.arch)
     with _lock:
         if key not in _opened:
@@ -99,7 +100,7 @@ def _require_driver(backend: Backend, driver: str) -> None:
 
 def set_backend(spec: str) -> Device:
     """Choose the device for the whole process and return it. Nothing changes when it cannot be used."""
-    chosen = device(spec)
+    chosen = _shared(parse(spec))
     _Process.device = chosen
     return chosen
 
@@ -107,7 +108,7 @@ def set_backend(spec: str) -> Device:
 @contextlib.contextmanager
 def use_backend(spec: str | Device) -> Iterator[Device]:
     """Choose the device inside a `with` block, for this thread (context) only."""
-    chosen = spec if isinstance(spec, Device) else device(spec)
+    chosen = spec if isinstance(spec, Device) else _shared(parse(spec))
     token = _context.set(chosen)
     try:
         yield chosen

@@ -36,6 +36,7 @@ class Kind(enum.Enum):
 
 
 _MISSING: Any = object()
+_REAL = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class TensorMeta:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorMeta:
-        aligned = tensor.device.type == "meta" or tensor.data_ptr() % 16 == 0
+        real = type(tensor) in _REAL and tensor.device.type != "meta"  # fake tensors have no address
+        aligned = not real or tensor.data_ptr() % 16 == 0
         return TensorMeta(tuple(tensor.shape), tensor.dtype, tensor.stride(), tensor.device, aligned)
 
     @staticmethod
