@@ -1,0 +1,62 @@
+"""Parses `deepinfer COMMAND ...` and runs it. Errors of the library become one message and exit status 2.
+
+Invariant: a command module is imported only when it is chosen, so `deepinfer --help` stays instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+COMMANDS = {
+    "doctor": "check every backend, driver and device, with reasons and a smoke test",
+    "backends": "list known and installed backends and their devices",
+    "explain": "show which kernel an op would run, and why not the others",
+    "conformance": "prove a backend against the op specifications",
+    "bench": "run microbenchmarks, compare runs, draw a picture",
+    "generate": "generate text from prompts with a model directory",
+    "chat": "talk to a model that has a chat template",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The top parser; each subcommand adds its own arguments on demand."""
+    from deepinfer import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="deepinfer",
+        description="Kernels on pluggable backends and an offline inference engine.",
+        epilog="`deepinfer COMMAND --help` describes one command.",
+    )
+    parser.add_argument("--version", action="version", version=f"deepinfer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; returns the exit status (0 fine, 1 a check failed, 2 an error)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    known, rest = build_parser().parse_known_args(arguments[:1]), arguments[1:]
+    module = import_module(f"deepinfer.cli.{known[0].command}")
+    parser = argparse.ArgumentParser(prog=f"deepinfer {known[0].command}", description=COMMANDS[known[0].command])
+    module.add_arguments(parser)
+    options = parser.parse_args(rest)
+    from deepinfer.errors import DeepInferError
+
+    try:
+        status: int = module.run(options)
+    except DeepInferError as error:
+        print(f"deepinfer: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("deepinfer: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
