@@ -1,0 +1,1 @@
+"""Parts of the tiny-model trainer: configuration, corpus, tokenizer, network, optimiser, evaluation, export."""

@@ -1,0 +1,80 @@
+"""The tiny-model trainer: what it writes is the model it trained, read by the reference implementation."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """(model, directory) after a few CPU steps on this repository's own examples."""
+    out = tmp_path_factory.mktemp("tiny")
+    sources = out / "sources"
+    sources.mkdir()
+    for index in range(60):  # enough names for the hash to hold some out
+        (sources / f"m{index}.py").write_text(f"def f{index}(x):\n    return x + {index}\n" * 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        script = importlib.import_module("train_tiny")
+        flags = "--steps 6 --batch 2 --sequence 64 --sample-length 4 --device cpu --held-out 500"
+        model = script.main([*flags.split(), "--corpus", str(sources), "--out", str(out / "model")])
+        for layer in model.layers[1:]:  # a few steps leave the ranking bias near zero; make it matter
+            layer.mlp.gate.e_score_correction_bias.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
+        export = importlib.import_module("tiny.export")
+        export.write(model, out / "model")
+    return model, out / "model"
+
+
+def test_logits_equal_those_of_transformers(trained: Any) -> None:
+    from transformers import DeepseekV3ForCausalLM
+
+    model, directory = trained
+    loaded, info = DeepseekV3ForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    ids = torch.randint(0, 260, (3, 90), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        ours, theirs = model(ids)[0], loaded(ids).logits
+    assert ours.std() > 0.1  # the comparison is about something
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_training_lowers_the_loss(trained: Any) -> None:
+    model, _ = trained
+    text = torch.tensor([[256, *(b"def f7(x):\n    return x + 7\n" * 4)]])
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(text[:, :-1])[0][0], text[0, 1:])
+    assert loss < 4.8  # log(260) = 5.56 at the start
+
+
+@pytest.mark.parametrize("text", ["", "def f(x):\n\treturn x", "naïve — “q” 😀 \x00\x7f", "<|end|>"])
+def test_tokenizer_round_trip(trained: Any, text: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(trained[1])
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (256, 257, 258)
+    ids = tokenizer.encode(text)
+    assert ids[0] == 256
+    assert ids[1:] == ([257] if text == "<|end|>" else list(text.encode()))
+    assert tokenizer.decode(ids[1:], clean_up_tokenization_spaces=False) == text
+
+
+def test_chat_template(trained: Any) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(trained[1])
+    turns = [{"role": "user", "content": "hi"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert text == "<|begin|># user: hi\n# assistant:"
+
+
+def test_directory_is_small_and_complete(trained: Any) -> None:
+    names = {path.name for path in trained[1].iterdir()}
+    assert names >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert sum(path.stat().st_size for path in trained[1].iterdir()) <= 8_000_000
