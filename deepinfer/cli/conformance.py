@@ -11,7 +11,8 @@ from deepinfer.cli.output import print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("backend", help="device specification, e.g. cpu, ascend/sim, cuda_sm90/sim:0")
     parser.add_argument("--quick", action="store_true", help="the quick tier only (minutes)")
-    parser.add_argument("--level", action="append", choices=["L0", "L1", "L2", "L3"], help="only these levels (repeatable)")
+    levels = ["L0", "L1", "L2", "L3"]
+    parser.add_argument("--level", action="append", choices=levels, help="only these levels (repeatable)")
     parser.add_argument("--op", action="append", help="only ops that match this pattern (repeatable)")
     parser.add_argument("--model", type=Path, help="model directory for level L3")
     parser.add_argument("--report", type=Path, help="write the JSON report here")

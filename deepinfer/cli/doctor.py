@@ -78,7 +78,8 @@ def absent() -> list[dict[str, Any]]:
             probe = state.backend.probe(driver)
             if not probe.available:
                 label = f"{name}/{driver}" if driver else name
-                found.append({"device": label, "result": "-", "remark": "; ".join(probe.reasons), "fix": probe.fix or ""})
+                remark = "; ".join(probe.reasons)
+                found.append({"device": label, "result": "-", "remark": remark, "fix": probe.fix or ""})
     return found
 
 

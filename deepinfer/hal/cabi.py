@@ -49,7 +49,7 @@ class CDriver:
 
     def _checked(self, table: Any) -> CDriverTable:
         if not table:
-            raise AbiError(f"{self.library}: di_get_driver({ABI_MAJOR}) returned no table; it speaks another ABI version")
+            raise AbiError(f"{self.library}: di_get_driver({ABI_MAJOR}) returned no table: another ABI version")
         found: CDriverTable = table.contents
         if found.abi_major != ABI_MAJOR or found.struct_size < ct.sizeof(CDriverTable):
             raise AbiError(

@@ -48,7 +48,8 @@ def parse(text: str) -> DeviceSpec:
         raise invalid("backend", text, "must be text of the form name[/driver][:index]", nearest="'cpu'")
     head, colon, tail = text.strip().partition(":")
     if colon and not tail.isdigit():
-        raise invalid("backend", text, f"the device index {tail!r} must be a non-negative integer", nearest=f"'{head}:0'")
+        rule = f"the device index {tail!r} must be a non-negative integer"
+        raise invalid("backend", text, rule, nearest=f"'{head}:0'")
     name, _, driver = head.partition("/")
     backend, arch = discovery.canonical(name.strip().lower())
     return DeviceSpec(backend, driver.strip().lower(), int(tail) if colon else 0, arch)
@@ -95,7 +96,8 @@ def _open(parsed: DeviceSpec) -> Device:
 def _require_driver(backend: Backend, driver: str) -> None:
     if driver and driver not in backend.drivers:
         choices = ", ".join(name for name in backend.drivers if name) or "none"
-        raise BackendUnavailable(f"backend {backend.name!r} has no driver {driver!r}", [f"its named drivers are: {choices}"])
+        reason = f"its named drivers are: {choices}"
+        raise BackendUnavailable(f"backend {backend.name!r} has no driver {driver!r}", [reason])
 
 
 def set_backend(spec: str) -> Device:

@@ -121,6 +121,12 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def current_stream(self) -> Stream: ...
 
+    def set_stream(self, stream: Stream | None) -> None:
+        """Make `stream` this thread's current stream, None the default one. A device without ASYNC_STREAMS finishes
+        work inside the call, so it has nothing to switch; every other device must override this."""
+        if self.supports(Cap.ASYNC_STREAMS):
+            raise UnsupportedError(f"{self.spec} claims ASYNC_STREAMS but does not implement set_stream")
+
     @abc.abstractmethod
     def new_stream(self) -> Stream: ...
 
@@ -133,7 +139,8 @@ class Device(abc.ABC):
 
     def load(self, image: Image) -> Executable:
         """Load a compiled module; `UnsupportedError` when the device runs no compiled code."""
-        raise UnsupportedError(f"{self.spec} loads no modules", [f"{image.name}: format {image.fmt!r} has no loader here"])
+        reason = f"{image.name}: format {image.fmt!r} has no loader here"
+        raise UnsupportedError(f"{self.spec} loads no modules", [reason])
 
     def graph(self) -> Graph:
         """A new graph to capture into; `UnsupportedError` unless `supports(Cap.GRAPHS)`."""

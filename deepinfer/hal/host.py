@@ -32,5 +32,5 @@ class HostEvent(Event):
 
     def elapsed_ms(self, stop: Event) -> float:
         if not isinstance(stop, HostEvent) or self._seconds is None or stop._seconds is None:
-            raise InvalidArgument("stop: both events must be of this device and recorded before their difference is asked")
+            raise InvalidArgument("stop: both events must be of this device and recorded before this call")
         return (stop._seconds - self._seconds) * 1e3
