@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer import errors
 from deepinfer.config import configure_logging
-from deepinfer.hal import current_device, device, devices, register_backend, set_backend, use_backend
 
 if TYPE_CHECKING:
     from deepinfer import ops
     from deepinfer.api import explain
     from deepinfer.engine import LLM, RequestOutput, SamplingParams
+    from deepinfer.hal import current_device, device, devices, register_backend, set_backend, use_backend
     from deepinfer.registry.fallback import fallback
 
 __version__ = "0.1.0"
@@ -30,6 +30,7 @@ __all__ = [
     "explain", "fallback", "ops", "register_backend", "set_backend", "use_backend",
 ]
 
+# Nothing heavy is imported before it is used: the pytest plugin of the conformance suite is inside this package.
 _LAZY = {
     "ops": ("deepinfer.ops", None),
     "explain": ("deepinfer.api", "explain"),
@@ -37,6 +38,10 @@ _LAZY = {
     "LLM": ("deepinfer.engine", "LLM"),
     "SamplingParams": ("deepinfer.engine", "SamplingParams"),
     "RequestOutput": ("deepinfer.engine", "RequestOutput"),
+    **{
+        name: ("deepinfer.hal", name)
+        for name in ("current_device", "device", "devices", "register_backend", "set_backend", "use_backend")
+    },
 }
 
 

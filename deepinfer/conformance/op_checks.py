@@ -1,0 +1,226 @@
+"""The checks of one op case (level L2). Each is a function of `Prepared` that raises `Breach` or returns.
+
+Order matters only for reading: `reference` is the meaning, the rest are the promises round it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from deepinfer.conformance import memory
+from deepinfer.conformance.compare import bits, close, same_bits
+from deepinfer.conformance.item import Vacuous, require_none
+from deepinfer.conformance.prepared import Prepared
+from deepinfer.errors import InvalidArgument, UnsupportedError
+from deepinfer.registry.dispatch import make_call
+
+REPEATS = 3
+POISON_SEED = 97
+SMALL = 1 << 16  # elements; beyond it only the joint layout variant is tried
+
+
+def reference(p: Prepared) -> None:
+    """Results agree with the float64 reference, and have the shape, dtype and device the spec promises."""
+    problems: list[str] = []
+    for name, got in p.plain.items():
+        tolerance = p.spec.tolerance(p.args, name)
+        problems += close(name, got, p.reference[name], tolerance, p.valid[name])
+    require_none(problems + _metadata(p))
+
+
+def _metadata(p: Prepared) -> list[str]:
+    call = make_call(p.spec, p.ordered(p.fresh()), (None,) * len(p.spec.returns), p.target.device.torch_device)
+    problems = []
+    for name, meta in zip(p.spec.returns, p.spec.outputs(call), strict=True):
+        got = p.plain[name]
+        if tuple(got.shape) != tuple(meta.shape) or got.dtype != meta.dtype:
+            problems.append(f"{name}: is {got.dtype} {list(got.shape)}, the spec says {meta.dtype} {list(meta.shape)}")
+    return problems
+
+
+def inputs(p: Prepared) -> None:
+    """No input is modified unless its parameter says so."""
+    args = p.fresh()
+    before = {name: bits(value) for name, value in args.items() if isinstance(value, torch.Tensor)}
+    p.run(args)
+    changed = [n for n, old in before.items() if n not in p.mutated and not torch.equal(old, bits(args[n]))]
+    require_none([f"{name}: the op modified this input" for name in changed])
+
+
+def guards(p: Prepared) -> None:
+    """With `out=` nothing outside the tensors is written, undefined parts keep their bytes, old content is not read."""
+    problems: list[str] = []
+    for pattern in memory.PATTERNS:
+        args = p.fresh()
+        holders = _guard_outputs(p, args, pattern)
+        for name in p.mutated:
+            if isinstance(args[name], torch.Tensor):
+                holders[name] = memory.guarded_copy(p.target.device, args[name], pattern)
+                args[name] = holders[name].tensor
+        outs = tuple(holders[name].tensor for name in p.spec.returns)
+        returned = p.run(args, out=outs)
+        problems += _judge_guarded(p, holders, returned, args)
+    require_none(sorted(set(problems)))
+
+
+def _guard_outputs(p: Prepared, args: dict[str, Any], pattern: int) -> dict[str, memory.Guarded]:
+    call = make_call(p.spec, p.ordered(args), (None,) * len(p.spec.returns), p.target.device.torch_device)
+    metas = zip(p.spec.returns, p.spec.outputs(call), strict=True)
+    return {name: memory.Guarded(p.target.device, meta.shape, meta.dtype, pattern) for name, meta in metas}
+
+
+def _judge_guarded(
+    p: Prepared, holders: dict[str, memory.Guarded], returned: tuple[torch.Tensor, ...], args: dict[str, Any]
+) -> Iterator[str]:
+    for name, tensor in zip(p.spec.returns, returned, strict=True):
+        if tensor.data_ptr() != holders[name].tensor.data_ptr() and tensor.numel():
+            yield f"{name}: the call returned another tensor than the given out"
+    for name, got in p.collect(tuple(holders[n].tensor for n in p.spec.returns), args).items():
+        mask = p.valid[name]
+        yield from holders[name].problems(name)
+        yield from same_bits(f"{name} (with out=)", got, p.plain[name], mask)
+        if mask is not None:
+            yield from holders[name].unwritten(name, ~mask.cpu().bool().broadcast_to(got.shape))
+
+
+def repeat(p: Prepared) -> None:
+    """Repeated runs give equal bits, whatever ran between."""
+    for _ in range(REPEATS - 1):
+        _same_as_plain(p, p.fresh(), "again")
+
+
+def poison(p: Prepared) -> None:
+    """NaN, inf and garbage where the op must not look change no bit."""
+    spoiled = p.spec.poison(p.args, torch.Generator().manual_seed(POISON_SEED))
+    if spoiled is None:
+        raise Vacuous("the specification names no place outside the valid region for this case")
+    args = p.fresh(spoiled)
+    got = p.collect(p.run(args), args)
+    problems: list[str] = []
+    for name in p.spec.returns:
+        problems += same_bits(f"{name} (poisoned surroundings)", got[name], p.plain[name], p.valid[name])
+    require_none(problems)
+
+
+def _same_as_plain(p: Prepared, args: dict[str, Any], label: str) -> None:
+    got = p.collect(p.run(args), args)
+    problems: list[str] = []
+    for name, tensor in got.items():
+        problems += same_bits(f"{name} ({label})", tensor, p.plain[name], p.valid[name])
+    require_none(problems)
+
+
+def layouts(p: Prepared) -> None:
+    """Strided, transposed and re-typed inputs give the same results or are refused by name."""
+    problems = _joint_padding(p)
+    for name, label, tensor in memory.variants(p.fresh(), memory.MUST_TAKE):
+        problems += _try_layout(p, {name: tensor}, label, may_refuse=False)
+    for name, label, tensor in memory.variants(p.fresh(), memory.SINGLE):
+        if tensor.numel() <= SMALL:
+            problems += _try_layout(p, {name: tensor}, label, may_refuse=True)
+    require_none(problems)
+
+
+def _joint_padding(p: Prepared) -> list[str]:
+    """All tensors padded at once; where that is refused, each alone."""
+    makers: dict[str, memory.Relayout] = {"padded": memory.padded}
+    changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), makers)}
+    if not changed:
+        return []
+    try:
+        return _compare_layout(p, changed, "padded")
+    except (InvalidArgument, UnsupportedError):
+        problems: list[str] = []
+        for name, _, tensor in memory.variants(p.fresh(), makers):
+            problems += _try_layout(p, {name: tensor}, "padded", may_refuse=True)
+        return problems
+
+
+def _try_layout(p: Prepared, changed: dict[str, torch.Tensor], label: str, may_refuse: bool) -> list[str]:
+    (name,) = changed
+    try:
+        return _compare_layout(p, changed, label)
+    except (InvalidArgument, UnsupportedError) as error:
+        if not may_refuse:
+            return [f"{name} ({label}): refused, but must be taken: {error}"]
+        if name not in str(error):
+            return [f"{name} ({label}): refused without naming {name!r}: {error}"]
+        return []
+
+
+def _compare_layout(p: Prepared, changed: dict[str, torch.Tensor], label: str) -> list[str]:
+    args = p.fresh() | changed
+    got = p.collect(p.run(args), args)
+    problems: list[str] = []
+    where = f"{', '.join(changed)} {label}"
+    for name, tensor in got.items():
+        wanted = p.reference[name]
+        problems += close(f"{name} ({where})", tensor, wanted, p.spec.tolerance(p.args, name), p.valid[name])
+    return problems
+
+
+def invariance(p: Prepared) -> None:
+    """A row's bits do not depend on the rest of the batch, where the kernel claims it."""
+    kernel = p.kernel()
+    if not kernel.batch_invariant:
+        raise Vacuous(f"kernel {kernel.name} does not claim batch invariance for this case")
+    variants = p.spec.batch_variants(p.args)
+    if not variants:
+        raise Vacuous("the specification gives no sub-batches for this case")
+    problems: list[str] = []
+    for number, (sub, selectors) in enumerate(variants):
+        args = p.fresh(sub)
+        outputs = p.run(args)
+        for name, got, selector in zip(p.spec.returns, outputs, selectors, strict=True):
+            whole, mask = p.plain[name][selector], p.valid[name]
+            part = None if mask is None else mask.broadcast_to(p.plain[name].shape)[selector]
+            problems += same_bits(f"{name} (sub-batch {number})", p.target.device.to_host(got), whole, part)
+    require_none(problems)
+
+
+def stream(p: Prepared) -> None:
+    """On a stream of its own the op is ordered by that stream alone: waiting for it is enough."""
+    device = p.target.device
+    args = p.fresh()
+    device.synchronize()
+    wanted = p.plain
+    side = device.new_stream()
+    device.set_stream(side)
+    try:
+        outputs = p.enqueue(args)
+        side.synchronize()
+    finally:
+        device.set_stream(None)
+    problems: list[str] = []
+    for name, tensor in zip(p.spec.returns, outputs, strict=True):
+        problems += same_bits(f"{name} (non-default stream)", tensor.cpu(), wanted[name], p.valid[name])
+    require_none(problems)
+
+
+def graph(p: Prepared) -> None:
+    """A captured call replays with the inputs' new contents and gives the plain result's bits."""
+    device = p.target.device
+    args = p.fresh()
+    outputs = p.run(args)  # compiles and plans outside the capture
+    keep = {name: value.clone() for name, value in args.items() if isinstance(value, torch.Tensor)}
+    with device.graph() as captured:
+        p.enqueue(args, outputs)
+    for tensor in outputs:
+        tensor.reshape(-1).view(torch.uint8).fill_(0)
+    for name, value in keep.items():
+        args[name].copy_(value)
+    captured.replay()
+    device.synchronize()
+    problems: list[str] = []
+    for name, tensor in p.collect(outputs, args).items():
+        problems += same_bits(f"{name} (graph replay)", tensor, p.plain[name], p.valid[name])
+    require_none(problems)
+
+
+Check = Callable[[Prepared], None]
+ALWAYS: dict[str, Check] = {
+    "reference": reference, "inputs": inputs, "guards": guards, "repeat": repeat, "layouts": layouts,
+}
