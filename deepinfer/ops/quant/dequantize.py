@@ -10,7 +10,17 @@ from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.ops.quant import cases, contract, exact
 from deepinfer.ops.quant.blocks import decode_payload, decode_scale, dequantize_blocks
 from deepinfer.registry import (
-    EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register,
+    EXACT,
+    Call,
+    Case,
+    Cost,
+    ErrorCase,
+    Kind,
+    OpSpec,
+    Param,
+    TensorMeta,
+    Tolerance,
+    register,
 )
 from deepinfer.registry.spec import Args, Tensors
 

@@ -7,12 +7,22 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import InvalidArgument, invalid
+from deepinfer.errors import invalid
 from deepinfer.ops import checks
 from deepinfer.ops.quant import cases, contract
 from deepinfer.ops.quant.codec import UE8M0_NAN
 from deepinfer.registry import (
-    EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register,
+    EXACT,
+    Call,
+    Case,
+    Cost,
+    ErrorCase,
+    Kind,
+    OpSpec,
+    Param,
+    TensorMeta,
+    Tolerance,
+    register,
 )
 from deepinfer.registry.spec import Args, Tensors
 

@@ -11,7 +11,17 @@ from deepinfer.ops import checks
 from deepinfer.ops.quant import cases, contract, exact
 from deepinfer.ops.quant.blocks import grid, quantize_fp8_blocks
 from deepinfer.registry import (
-    EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register,
+    EXACT,
+    Call,
+    Case,
+    Cost,
+    ErrorCase,
+    Kind,
+    OpSpec,
+    Param,
+    TensorMeta,
+    Tolerance,
+    register,
 )
 from deepinfer.registry.spec import Args, Tensors
 
