@@ -1,0 +1,140 @@
+"""A CUDA device: torch's current stream, torch's events' clock, modules as cubins, graphs through torch.
+
+Invariant: work is always enqueued on torch's current stream of this device, so ops interleave with torch code without
+any synchronisation of ours.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deepinfer.errors import BackendUnavailable
+from deepinfer.hal import Arg, Event, Executable, Graph, Image, Stream
+from deepinfer.hal.driver_device import DriverDevice, DriverEvent, DriverStream, release_quietly
+from deepinfer_cuda.driver import CudaDriver
+from deepinfer_cuda.launch import Prepared
+from deepinfer_cuda.tensor_map import TileMap, encode_hardware
+
+
+class TorchStream(Stream):
+    """A torch CUDA stream seen through the HAL."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.torch_stream, self.handle = stream, stream.cuda_stream
+
+    def synchronize(self) -> None:
+        self.torch_stream.synchronize()
+
+    def wait(self, event: Event) -> None:
+        if isinstance(event, TorchEvent):
+            self.torch_stream.wait_event(event.torch_event)
+        else:
+            raise TypeError(f"event: got {type(event).__name__}, must be an event of this device")
+
+
+class TorchEvent(Event):
+    """A timing torch CUDA event."""
+
+    def __init__(self) -> None:
+        self.torch_event = torch.cuda.Event(enable_timing=True)
+
+    def record(self, stream: Stream) -> None:
+        self.torch_event.record(torch.cuda.ExternalStream(stream.handle) if stream.handle else None)
+
+    def synchronize(self) -> None:
+        self.torch_event.synchronize()
+
+    def elapsed_ms(self, stop: Event) -> float:
+        if not isinstance(stop, TorchEvent):
+            raise TypeError(f"stop: got {type(stop).__name__}, must be an event of this device")
+        return float(self.torch_event.elapsed_time(stop.torch_event))
+
+
+class CudaExecutable(Executable):
+    """A loaded cubin."""
+
+    def __init__(self, driver: CudaDriver, ctx: int, image: Image) -> None:
+        self._driver = driver
+        self._module = driver.module_load(ctx, image)
+        self._functions: dict[str, int] = {}
+        weakref.finalize(self, release_quietly, driver, self._module)
+
+    def prepare(
+        self, name: str, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Arg], *,
+        smem_bytes: int = 0, **attributes: Any,
+    ) -> Prepared:
+        """A launch to repeat; attributes: cluster=(x, y, z), dependent=bool."""
+        fn = self._functions.get(name)
+        if fn is None:
+            fn = self._functions[name] = self._driver.function(self._module, name)
+        return Prepared(fn, grid, block, smem_bytes, args, **attributes)
+
+    def launch(
+        self, name: str, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Arg], *,
+        stream: Stream, smem_bytes: int = 0, **attributes: Any,
+    ) -> None:
+        self.prepare(name, grid, block, args, smem_bytes=smem_bytes, **attributes).launch(stream.handle)
+
+
+class CudaGraph(Graph):
+    """torch.cuda.CUDAGraph; memory of captured work comes from the graph's own pool."""
+
+    def __init__(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        self._context: Any = None
+
+    def __enter__(self) -> Graph:
+        self._context = torch.cuda.graph(self._graph)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._context.__exit__(*exc)
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class CudaDevice(DriverDevice):
+    """Device `index` on hardware."""
+
+    def __init__(self, driver: CudaDriver, index: int, arch: str | None) -> None:
+        props = driver.device_props(index)
+        if arch is not None and props.arch != arch:
+            raise BackendUnavailable(
+                f"device {index} does not fit", [f"device {index} is {props.name} ({props.arch}), needs {arch}"]
+            )
+        super().__init__("cuda", driver, "", index, torch.device("cuda", index), props)
+
+    def current_stream(self) -> Stream:
+        return TorchStream(torch.cuda.current_stream(self.torch_device))
+
+    def new_stream(self) -> Stream:
+        return TorchStream(torch.cuda.Stream(self.torch_device))
+
+    def new_event(self) -> Event:
+        return TorchEvent()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def load(self, image: Image) -> CudaExecutable:
+        driver = self.raw_driver
+        if not isinstance(driver, CudaDriver):
+            raise TypeError(f"driver: got {type(driver).__name__}, must be CudaDriver")
+        driver.enter(self.ctx)
+        return CudaExecutable(driver, self.ctx, image)
+
+    def graph(self) -> Graph:
+        return CudaGraph()
+
+    def encode(self, tile: TileMap) -> bytes:
+        """The 128-byte tensor map of `tile` for this device."""
+        return encode_hardware(tile)
+
+
+__all__ = ["CudaDevice", "CudaExecutable", "DriverEvent", "DriverStream"]

@@ -1,0 +1,177 @@
+"""The hardware driver: `deepinfer.hal.Driver` over cuda.bindings, on each device's primary context (torch's own).
+
+Handles are CUDA's pointers. A context handle is the device index + 1, because the primary context is shared and must
+be current in the calling thread, which every function sees to. Launch attributes (clusters, programmatic dependent
+launch), tensor maps, graphs and peer memory are extensions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+from deepinfer.errors import invalid
+from deepinfer.hal import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe
+from deepinfer.hal.driver import Dim3
+from deepinfer_cuda import detect
+from deepinfer_cuda.result import check
+
+_HOPPER = {Cap.BF16, Cap.FP16, Cap.FP8_E4M3, Cap.GRAPHS, Cap.PEER_MEMORY, Cap.TENSOR_MAPS, Cap.CLUSTERS,
+           Cap.ASYNC_STREAMS, Cap.DEVICE_TIMER}
+_BLACKWELL = _HOPPER | {Cap.MXFP8, Cap.MXFP4}
+
+
+class CudaDriver:
+    """Thread-safe; one instance per process."""
+
+    name = "cuda"
+    kind = DriverKind.HARDWARE
+
+    def __init__(self) -> None:
+        self._contexts: dict[int, Any] = {}
+        self._kinds: dict[int, Callable[[], None]] = {}
+        self._guard = threading.Lock()
+
+    def probe(self) -> Probe:
+        return detect.probe()
+
+    def device_props(self, index: int) -> DeviceProps:
+        name, arch = detect.architectures()[index]
+        device = check("cuDeviceGet", cu.cuDeviceGet(index))
+        total = check("cuDeviceTotalMem", cu.cuDeviceTotalMem(device))
+        a = cu.CUdevice_attribute
+        ask = lambda which: check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))  # noqa: E731
+        bus, memory_khz = ask(a.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH), ask(a.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
+        return DeviceProps(
+            name=name, arch=arch, kind=DriverKind.HARDWARE, memory_bytes=total,
+            compute_units=ask(a.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            clock_khz=ask(a.CU_DEVICE_ATTRIBUTE_CLOCK_RATE), l2_bytes=ask(a.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+            scratch_bytes=ask(a.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+            memory_bandwidth=2 * memory_khz * 1000 * bus // 8,
+            caps=frozenset(_BLACKWELL if arch.startswith("sm_10") else _HOPPER),
+        )
+
+    def open(self, index: int) -> int:
+        device = check("cuDeviceGet", cu.cuDeviceGet(index))
+        with self._guard:
+            if index + 1 not in self._contexts:
+                self._contexts[index + 1] = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
+        return index + 1
+
+    def enter(self, ctx: int) -> None:
+        """Make context `ctx` current in the calling thread."""
+        if ctx not in self._contexts:
+            raise invalid("ctx", ctx, "must be a context from open()")
+        check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._contexts[ctx]))
+
+    def release(self, handle: int) -> None:
+        if handle in self._contexts:
+            del self._contexts[handle]
+            check("cuDevicePrimaryCtxRelease", cu.cuDevicePrimaryCtxRelease(check("cuDeviceGet", cu.cuDeviceGet(handle - 1))))
+            return
+        with self._guard:
+            end = self._kinds.pop(handle, None)
+        if end is None:
+            raise invalid("handle", handle, "must be a live handle of this driver")
+        end()
+
+    def _own(self, handle: int, end: Callable[[], None]) -> int:
+        with self._guard:
+            self._kinds[handle] = end
+        return handle
+
+    def mem_info(self, ctx: int) -> tuple[int, int]:
+        self.enter(ctx)
+        free, total = check("cuMemGetInfo", cu.cuMemGetInfo())
+        return int(free), int(total)
+
+    def mem_alloc(self, ctx: int, nbytes: int, align: int = 256) -> int:
+        if align > 256:
+            raise invalid("align", align, "must be at most 256, what cuMemAlloc gives", nearest=256)
+        self.enter(ctx)
+        return int(check("cuMemAlloc", cu.cuMemAlloc(max(nbytes, 1))))
+
+    def mem_free(self, ctx: int, address: int) -> None:
+        self.enter(ctx)
+        check("cuMemFree", cu.cuMemFree(address))
+
+    def memcpy_async(self, ctx: int, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
+        self.enter(ctx)
+        if nbytes:
+            check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, nbytes, stream))
+
+    def memset_async(self, ctx: int, dst: int, value: int, nbytes: int, stream: int) -> None:
+        self.enter(ctx)
+        if nbytes:
+            check("cuMemsetD8Async", cu.cuMemsetD8Async(dst, value, nbytes, stream))
+
+    def stream_create(self, ctx: int) -> int:
+        self.enter(ctx)
+        stream = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        return self._own(int(stream), lambda: check("cuStreamDestroy", cu.cuStreamDestroy(stream)))
+
+    def stream_synchronize(self, ctx: int, stream: int) -> None:
+        self.enter(ctx)
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(stream))
+
+    def event_create(self, ctx: int) -> int:
+        self.enter(ctx)
+        event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT))
+        return self._own(int(event), lambda: check("cuEventDestroy", cu.cuEventDestroy(event)))
+
+    def event_record(self, ctx: int, event: int, stream: int) -> None:
+        self.enter(ctx)
+        check("cuEventRecord", cu.cuEventRecord(event, stream))
+
+    def event_wait(self, ctx: int, event: int, stream: int) -> None:
+        self.enter(ctx)
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(stream, event, 0))
+
+    def event_synchronize(self, ctx: int, event: int) -> None:
+        self.enter(ctx)
+        check("cuEventSynchronize", cu.cuEventSynchronize(event))
+
+    def event_elapsed_ms(self, ctx: int, start: int, stop: int) -> float:
+        self.enter(ctx)
+        return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(start, stop)))
+
+    def module_load(self, ctx: int, image: Image) -> int:
+        if image.fmt not in ("cubin", "ptx"):
+            raise invalid("image.fmt", image.fmt, "must be 'cubin' or 'ptx'", nearest="'cubin'")
+        self.enter(ctx)
+        module = check("cuModuleLoadData", cu.cuModuleLoadData(image.data + b"\0"))
+        return self._own(int(module), lambda: check("cuModuleUnload", cu.cuModuleUnload(module)))
+
+    def function(self, module: int, name: str) -> int:
+        return int(check("cuModuleGetFunction", cu.cuModuleGetFunction(module, name.encode())))
+
+    def launch(
+        self, fn: int, grid: Dim3, block: Dim3, smem_bytes: int, args: Sequence[Arg], stream: int
+    ) -> None:
+        from deepinfer_cuda.launch import Prepared
+
+        Prepared(fn, grid, block, smem_bytes, args).launch(stream)
+
+    def extension(self, name: str) -> Any | None:
+        return None
+
+
+def parameter_block(args: Sequence[Arg]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
+    """The `void* params[]` of a launch and the buffers it points into (spans are for simulators and are left out)."""
+    buffers = [_aligned(arg.value) for arg in args if arg.value]
+    pointers = (ctypes.c_void_p * max(len(buffers), 1))()
+    for index, (_, address) in enumerate(buffers):
+        pointers[index] = address
+    return pointers, buffers
+
+
+def _aligned(value: bytes) -> tuple[Any, int]:
+    """A copy of `value` on a 64-byte boundary, as tensor maps need."""
+    raw = ctypes.create_string_buffer(len(value) + 64)
+    address = (ctypes.addressof(raw) + 63) // 64 * 64
+    ctypes.memmove(address, value, len(value))
+    return raw, address

@@ -1,0 +1,61 @@
+// Tensor memory accelerator: 2-D tile loads and stores. PTX ISA, "cp.async.bulk.tensor".
+//
+// Loads complete on an mbarrier with the bytes of the whole box, out-of-range elements (read as zero) included.
+// Stores belong to the issuing thread's bulk group and clip at the tensor's edge. Destination and source tiles lie on
+// 128-byte boundaries (1024 with 128-byte swizzle).
+#pragma once
+
+#include "ptx/barrier.cuh"
+
+namespace di {
+
+// L2 policies of the createpolicy encoding that CUTLASS documents as TMA::CacheHintSm90.
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
+}
+
+__device__ __forceinline__ void tma_load_2d(void* dst, const TensorMap* map, Barrier* done, int32_t inner, int32_t outer,
+                                            uint64_t policy = kEvictNormal) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(dst)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(inner), "r"(outer), "l"(policy)
+        : "memory");
+}
+
+// Writes the tile to the same offset in every CTA of `mask` and completes on each one's barrier.
+__device__ __forceinline__ void tma_load_2d_multicast(void* dst, const TensorMap* map, Barrier* done, int32_t inner,
+                                                      int32_t outer, uint16_t mask, uint64_t policy = kEvictNormal) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared_address(dst)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(inner), "r"(outer), "h"(mask), "l"(policy)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* src, int32_t inner, int32_t outer) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+                     reinterpret_cast<uint64_t>(map)),
+                 "r"(shared_address(src)), "r"(inner), "r"(outer)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most N of this thread's store groups still read their shared-memory source.
+template <int N>
+__device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+
+// Until at most N of this thread's store groups are not yet complete in global memory.
+template <int N>
+__device__ __forceinline__ void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace di

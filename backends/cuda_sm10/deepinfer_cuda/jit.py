@@ -1,0 +1,106 @@
+"""Builds kernels with NVRTC from its wheel: no toolkit, no GPU, seconds per kernel, cached by content.
+
+Sources and headers are read from this package and handed to NVRTC as texts, so no path enters the key. Hardware gets a
+cubin for exactly its architecture; the simulator gets the PTX of the same build.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from deepinfer.errors import invalid
+from deepinfer.jit import Build, BuildCache, CompileError
+
+PACKAGE = Path(__file__).resolve().parent
+FLAGS = ("--std=c++20", "-default-device", "-lineinfo")
+ARCHITECTURES = {"sm_90": "90a", "sm_100": "100a", "sm_103": "103a"}
+
+
+@lru_cache(maxsize=1)
+def headers() -> dict[str, str]:
+    """All device headers of the package by include name."""
+    found = {str(p.relative_to(PACKAGE / "include")): p.read_text() for p in sorted((PACKAGE / "include").rglob("*.cuh"))}
+    found.update({str(p.relative_to(PACKAGE)): p.read_text() for p in sorted((PACKAGE / "kernels").rglob("*.cuh"))})
+    return found
+
+
+class NvrtcCompiler:
+    """`deepinfer.jit.Compiler` over cuda.bindings.nvrtc."""
+
+    def identity(self) -> str:
+        return _identity()
+
+    def compile(self, build: Build) -> tuple[bytes, str]:
+        from cuda.bindings import nvrtc
+
+        names = [name.encode() for name in build.headers]
+        texts = [text.encode() for text in build.headers.values()]
+        program = _ok(nvrtc.nvrtcCreateProgram(build.source.encode(), f"{build.name}.cu".encode(), len(names), texts, names))
+        try:
+            options = [flag.encode() for flag in (*build.flags, _target(build))]
+            (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+            log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            if int(status) != 0:
+                raise CompileError(build.name, "nvrtc " + b" ".join(options).decode(), log)
+            size, read = (
+                (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if build.fmt == "ptx"
+                else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            )
+            return _bytes(size, read, program), log
+        finally:
+            nvrtc.nvrtcDestroyProgram(program)
+
+
+def _target(build: Build) -> str:
+    kind = "compute" if build.fmt == "ptx" else "sm"
+    return f"--gpu-architecture={kind}_{build.arch}"
+
+
+@lru_cache(maxsize=1)
+def _identity() -> str:
+    from cuda.bindings import nvrtc
+
+    major, minor = _ok(nvrtc.nvrtcVersion())
+    return f"nvrtc {major}.{minor}"
+
+
+def _ok(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise CompileError("nvrtc", "nvrtc API call", getattr(status, "name", str(status)))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _bytes(size: Any, read: Any, program: Any) -> bytes:
+    buffer = b" " * _ok(size(program))
+    _ok((*read(program, buffer), None))
+    return buffer
+
+
+def _text(size: Any, read: Any, program: Any) -> str:
+    return _bytes(size, read, program).rstrip(b"\0").decode("utf-8", "replace")
+
+
+def kernel_build(source: str, arch: str, fmt: str = "cubin") -> Build:
+    """The build of `kernels/<source>.cu` for device architecture `arch` ("sm_90", "sm_100", "sm_103")."""
+    if arch not in ARCHITECTURES:
+        raise invalid("arch", arch, f"must be one of {tuple(ARCHITECTURES)}", nearest="'sm_90'")
+    text = (PACKAGE / "kernels" / f"{source}.cu").read_text()
+    name = source.replace("/", "_")
+    return Build(name, text, headers(), FLAGS, ARCHITECTURES[arch], fmt)
+
+
+_cache_lock = threading.Lock()
+_caches: dict[Path, BuildCache] = {}
+
+
+def default_cache() -> BuildCache:
+    """The process's cache under the configured folder."""
+    from deepinfer.config import cache_dir
+
+    root = cache_dir() / "jit"
+    with _cache_lock:
+        return _caches.setdefault(root, BuildCache([root]))

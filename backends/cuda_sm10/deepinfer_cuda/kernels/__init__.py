@@ -1,0 +1,10 @@
+"""Kernels of the CUDA backend: device code in .cuh/.cu, one Python module per kernel family for planning and launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfer.registry import Kernel
+from deepinfer_cuda.kernels.gemm import KERNELS as _GEMM
+
+KERNELS: Sequence[Kernel] = (*_GEMM,)

@@ -1,0 +1,86 @@
+"""A launch made ready once and repeated: parameter block, grid, cluster shape and attributes.
+
+Kernels are called thousands of times with the same pointers; building the parameter block and the attribute list each
+time would cost more than the launch. Invariant: a `Prepared` is immutable after construction; `launch` only fills in
+the stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+from cuda.bindings import driver as cu
+
+from deepinfer.hal import Arg
+from deepinfer.hal.driver import Dim3
+from deepinfer_cuda.driver import parameter_block
+from deepinfer_cuda.result import check
+
+DEFAULT_SHARED_LIMIT = 48 * 1024
+_raised: set[tuple[int, int]] = set()
+_lock = threading.Lock()
+
+
+def allow_shared(fn: int, smem_bytes: int) -> None:
+    """Raise the kernel's dynamic shared-memory limit; needed once above 48 KB."""
+    if smem_bytes <= DEFAULT_SHARED_LIMIT or (fn, smem_bytes) in _raised:
+        return
+    attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    check("cuFuncSetAttribute", cu.cuFuncSetAttribute(cu.CUfunction(fn), attribute, smem_bytes))
+    with _lock:
+        _raised.add((fn, smem_bytes))
+
+
+class Prepared:
+    """One kernel with everything but the stream."""
+
+    def __init__(
+        self,
+        fn: int,
+        grid: Dim3,
+        block: Dim3,
+        smem_bytes: int,
+        args: Sequence[Arg],
+        *,
+        cluster: Dim3 = (1, 1, 1),
+        dependent: bool = False,
+    ) -> None:
+        """`cluster` divides `grid`, which counts blocks; `dependent` allows overlap with the previous grid's tail."""
+        allow_shared(fn, smem_bytes)
+        self._fn = cu.CUfunction(fn)
+        self._pointers, self._keep = parameter_block(args)
+        self._params = ctypes.addressof(self._pointers)
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes = smem_bytes
+        config.attrs = _attributes(cluster, dependent)
+        config.numAttrs = len(config.attrs)
+        self._config = config
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int) -> None:
+        """Enqueue on CUDA stream `stream`."""
+        with self._lock:
+            self._config.hStream = cu.CUstream(stream)
+            (status,) = cu.cuLaunchKernelEx(self._config, self._fn, self._params, 0)
+        if int(status) != 0:
+            check("cuLaunchKernelEx", (status,))
+
+
+def _attributes(cluster: Dim3, dependent: bool) -> list[cu.CUlaunchAttribute]:
+    found: list[cu.CUlaunchAttribute] = []
+    if cluster != (1, 1, 1):
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape = attribute.value.clusterDim
+        shape.x, shape.y, shape.z = cluster
+        found.append(attribute)
+    if dependent:
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    return found
