@@ -1,0 +1,104 @@
+"""How the ranks of a process group find and map each other's slabs.
+
+Order: barrier with a deadline -> every rank makes its slab -> names are gathered -> every rank maps all slabs and says
+so in each -> when all peers have mapped a slab, its owner removes the name. A rank that fails to make its slab still
+takes part in the gathering, so that the others hear why instead of waiting.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from deepinfer.errors import BackendUnavailable, DeepInferError, InvalidArgument
+from deepinfer.ops.deep_ep.geometry import Geometry
+from deepinfer.ops.deep_ep.transport import Deadline, timed_out
+from deepinfer_cpu.ep.slab import Slab, reclaim
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank tells the others about itself."""
+
+    host: str
+    path: str
+    agreed: dict[str, int]
+    error: str | None
+
+
+def host() -> str:
+    """Text that is equal for processes of one running system."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else socket.gethostname()
+
+
+def barrier(group: Any, rank: int, deadline: Deadline) -> None:
+    """Wait for all ranks; CommTimeout names those that are missing as far as the group can tell."""
+    try:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=deadline.seconds), wait_all_ranks=True)
+    except RuntimeError as error:
+        found = re.search(r"[Rr]anks? ([\d, ]+?) failed", str(error))
+        missing = [int(text) for text in found[1].split(",")] if found else [0]
+        raise timed_out("hello", rank, deadline, missing, f"did not arrive within {deadline.seconds:g} s") from error
+
+
+def connect(group: Any, geometry: Geometry, timeout: float) -> list[Slab]:
+    """All ranks' slabs in rank order, this rank's own included."""
+    barrier(group, geometry.rank, Deadline(timeout))
+    reclaim()
+    own = _make(geometry)
+    slabs = [own] if isinstance(own, Slab) else []
+    try:
+        cards = _gather(group, geometry, own)
+        if not isinstance(own, Slab):
+            raise own
+        _agree(geometry.rank, cards)
+        peers = {peer: Path(card.path) for peer, card in enumerate(cards) if peer != geometry.rank}
+        for path in peers.values():
+            slabs.append(Slab.attach(path, geometry))
+    except BaseException:
+        for slab in slabs:
+            slab.close()
+        if slabs:
+            slabs[0].unlink()
+        raise
+    attached = dict(zip(peers, slabs[1:], strict=True)) | {geometry.rank: own}
+    return [attached[rank] for rank in range(geometry.size)]
+
+
+def _make(geometry: Geometry) -> Slab | DeepInferError:
+    try:
+        return Slab.create(geometry)
+    except DeepInferError as error:
+        return error  # told to the others before it is raised
+
+
+def _gather(group: Any, geometry: Geometry, own: Slab | DeepInferError) -> list[Card]:
+    path, error = (str(own.path), None) if isinstance(own, Slab) else ("", str(own))
+    cards: list[Any] = [None] * geometry.size
+    dist.all_gather_object(cards, Card(host(), path, geometry.agreed(), error), group=group)
+    return cards
+
+
+def _agree(rank: int, cards: Sequence[Card]) -> None:
+    mine = cards[rank]
+    for peer, card in enumerate(cards):
+        if card.error:
+            raise BackendUnavailable(f"deep_ep: rank {peer} has no shared memory", [card.error])
+        if card.host != mine.host:
+            where = f"ranks {rank} and {peer} are on different hosts"
+            raise BackendUnavailable("deep_ep: shared memory joins processes of one host", [where])
+        for name, value in mine.agreed.items():
+            if card.agreed[name] != value:
+                raise InvalidArgument(
+                    f"deep_ep: {name}: got {value} on rank {rank} and {card.agreed[name]} on rank {peer}, "
+                    "must be the same on all ranks"
+                )
