@@ -88,23 +88,32 @@ enum class asc_store_l2_cache_mode : uint8_t {
 enum class asc_unit_flag_mode : uint8_t { DISABLE = 0, ENABLE_KEEP = 2, ENABLE_UPDATE = 3 };
 enum class asc_dual_dst_mode : uint8_t { DUAL_DST_DISABLE = 0, DUAL_DST_SPLIT_M = 1, DUAL_DST_SPLIT_N = 2 };
 enum class asc_relu_pre_mode : uint8_t { NONE = 0, NORMAL = 1, SCALAR = 2, VECTOR = 3 };
+enum class asc_channel_pad_mode : uint8_t { NONE = 0, EXPAND_1B, EXPAND_2B, EXPAND_4B, EXPAND_8B, EXPAND_16B, COMPACT_4B, COMPACT_8B, COMPACT_16B };
 enum class asc_hf32_round_mode : uint8_t { NEAREST_AWAY = 0, NEAREST_EVEN = 1, NEAREST_ZERO = NEAREST_AWAY };
 
 // Only the names are documented; a kernel must use the names, never the numbers.
 enum class QuantMode_t : uint64_t {
     NoQuant = 0,
-    F322F16 = 1,
-    VQF322HIF8_PRE = 2,
-    QF322HIF8_PRE = 3,
-    VQF322FP8_PRE = 12,
-    QF322FP8_PRE = 13,
-    VQF322F32_PRE = 14,
-    QF322F32_PRE = 15,
-    F322BF16 = 16,
-    VQF322BF16_PRE = 30,
-    QF322BF16_PRE = 31,
-    VQF322F16_PRE = 32,
-    QF322F16_PRE = 33,
+    F322F16,
+    F322BF16,
+    QF322F16_PRE,
+    VQF322F16_PRE,
+    QF322BF16_PRE,
+    VQF322BF16_PRE,
+    QF322FP8_PRE,
+    VQF322FP8_PRE,
+    QF322HIF8_PRE,
+    VQF322HIF8_PRE,
+    QF322F32_PRE,
+    VQF322F32_PRE,
+    QF322B8_PRE,
+    VQF322B8_PRE,
+    DEQF16,
+    VDEQF16,
+    REQ8,
+    VREQ8,
+    QS322BF16_PRE,
+    VQS322BF16_PRE,
 };
 enum class QuantMode_post : uint64_t { NoConv = 0 };
 using asc_quant_mode = QuantMode_t;

@@ -57,7 +57,7 @@ inline uint32_t encode(float x, Format f, Round r, bool sat) {
     const uint32_t u = float_bits(x), sign = (u >> 31) ? f.sign_bit() : 0;
     const uint32_t ue = (u >> 23) & 255, um = u & 0x7FFFFF;
     if (ue == 255) {
-        if (um != 0) return f.nan_free ? f.max_finite() : f.nan() | sign;
+        if (um != 0) return f.nan_free || sat ? 0 : f.nan() | sign;  // saturating conversions turn NaN into 0
         if (sat || f.nan_free) return sign | f.max_finite();
         return sign | (f.ieee ? f.exp_max() << f.m : f.nan());
     }

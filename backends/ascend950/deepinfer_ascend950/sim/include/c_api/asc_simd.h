@@ -1,0 +1,13 @@
+// The C-style kernel API under the vendor's include name, for an ordinary C++ compiler. A call that is not here is a
+// compile error; a mode that is here but not modelled stops the launch with a message.
+#pragma once
+#include "../asc_sim/cube.h"
+#include "../asc_sim/dma.h"
+#include "../asc_sim/vec_convert.h"
+#include "../asc_sim/vec_load.h"
+#include "../asc_sim/vec_logic.h"
+#include "../asc_sim/vec_mask.h"
+#include "../asc_sim/vec_permute.h"
+#include "../asc_sim/vec_store.h"
+// sync.h defines macros named like variables (block_idx); it comes last.
+#include "../asc_sim/sync.h"

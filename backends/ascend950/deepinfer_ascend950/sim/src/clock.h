@@ -1,0 +1,41 @@
+// Vector clocks of the race checker.
+//
+// An agent is one (core, pipe) of a block: 3 cores x 7 pipes. Local memories are shared inside a block only, so a
+// clock holds one entry per agent of its own block, plus (rarely) which release points of other blocks it has seen.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace asc_sim {
+
+inline constexpr int kPipes = 7;  // S V M MTE1 MTE2 MTE3 FIX
+inline constexpr int kCores = 3;  // AIC AIV0 AIV1
+inline constexpr int kAgents = kPipes * kCores;
+
+// remote[b] = n: everything that happened before the n-th release point of block b is known. Immutable once shared.
+using Remote = std::vector<uint32_t>;
+
+struct Clock {
+    uint32_t t[kAgents] = {};
+    std::shared_ptr<const Remote> remote;
+
+    void join(const Clock& o) {
+        for (int i = 0; i < kAgents; ++i) t[i] = t[i] > o.t[i] ? t[i] : o.t[i];
+        if (o.remote && o.remote != remote) join_remote(o.remote);
+    }
+    void join_remote(const std::shared_ptr<const Remote>& o) {
+        if (!o || o == remote) return;
+        if (!remote) {
+            remote = o;
+            return;
+        }
+        auto merged = std::make_shared<Remote>(*remote);
+        if (merged->size() < o->size()) merged->resize(o->size());
+        for (size_t i = 0; i < o->size(); ++i)
+            if ((*o)[i] > (*merged)[i]) (*merged)[i] = (*o)[i];
+        remote = std::move(merged);
+    }
+};
+
+}  // namespace asc_sim
