@@ -1,0 +1,87 @@
+"""Chat templates: Jinja programs from the checkpoint, rendered in an immutable sandbox because they are code.
+
+A template may come from tokenizer_config.json (one text or a list of named ones) or from chat_template.jinja.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from deepinfer.engine.tokenizer import special_text
+from deepinfer.errors import CheckpointError, DeepInferError, InvalidArgument, invalid
+
+FILE = "chat_template.jinja"
+SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+class ChatTemplate:
+    """A compiled template together with the special tokens it may mention."""
+
+    def __init__(self, source: str, specials: Mapping[str, str], where: str) -> None:
+        from jinja2 import TemplateSyntaxError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(f"{where}: chat template: line {error.lineno}: {error.message}") from error
+        self._specials, self._where = dict(specials), where
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **variables: Any) -> str:
+        """The prompt text for one conversation.
+
+        Raises:
+            InvalidArgument: the messages are malformed, or the template refuses them.
+        """
+        check_messages(messages)
+        names = {**self._specials, **variables}
+        try:
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **names)
+        except DeepInferError:
+            raise
+        except Exception as error:  # a template is foreign code: whatever it raises is its verdict on the messages
+            raise InvalidArgument(f"messages: the chat template of {self._where} fails on them: {error}") from error
+
+
+def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
+    """The checkpoint's template, None when it has none; `config` is tokenizer_config.json."""
+    path = directory / FILE
+    source: Any = config.get("chat_template")
+    where = str(directory / "tokenizer_config.json")
+    if path.is_file():
+        source, where = path.read_text(encoding="utf-8"), str(path)
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(f"{where}: chat_template: must be a text or a list with one named 'default'")
+    specials = {name: text for name in SPECIALS if (text := special_text(dict(config), name)) is not None}
+    return ChatTemplate(source, specials, where)
+
+
+def check_messages(messages: object) -> None:
+    """One conversation: a non-empty sequence of objects with a text `role`."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise invalid("messages", messages, "must be a non-empty list of objects with `role` and `content`")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise invalid(f"messages[{index}]", message, "must be an object with a text `role` and a `content`")
+
+
+def _raise(message: str) -> None:
+    raise InvalidArgument(f"messages: the chat template refuses them: {message}")
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

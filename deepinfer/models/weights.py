@@ -1,0 +1,89 @@
+"""Where a model's weights come from: a checked checkpoint, or well-scaled random numbers.
+
+Both give tensors by checkpoint name on the host, already in the dtype the model computes in; float8 weights are
+multiplied with their block scales in float32 and rounded once. Tensors are produced one at a time, so loading needs
+little more memory than the model itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from deepinfer.models.checkpoint import open_checkpoint
+from deepinfer.models.config import ModelConfig
+from deepinfer.models.manifest import SCALE, check_entries, manifest
+from deepinfer.models.safetensors_file import Entry, read_tensor
+
+
+class Weights(Protocol):
+    """A source of tensors; `dtype` is what `matrix` returns."""
+
+    dtype: torch.dtype
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """A linear or embedding weight in `dtype`."""
+
+    def exact(self, name: str) -> torch.Tensor:
+        """A weight in float32: norms, biases, the router, and what is multiplied further before use."""
+
+
+class CheckpointWeights:
+    """Tensors of a checkpoint directory whose headers passed every check.
+
+    Args:
+        directory: a Hugging Face model directory.
+        dtype: what the model computes in; None takes the dtype the checkpoint is stored in.
+    """
+
+    def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype | None) -> None:
+        self._entries: Mapping[str, Entry] = open_checkpoint(directory)
+        stored = check_entries(directory, self._entries, config)
+        self.dtype = dtype or stored
+
+    def matrix(self, name: str) -> torch.Tensor:
+        return self._read(name).to(self.dtype)
+
+    def exact(self, name: str) -> torch.Tensor:
+        return self._read(name).to(torch.float32)
+
+    def _read(self, name: str) -> torch.Tensor:
+        data = read_tensor(self._entries[name])
+        if data.dtype != torch.float8_e4m3fn:
+            return data
+        return expand_blocks(data, read_tensor(self._entries[name + SCALE]))
+
+
+class DummyWeights:
+    """Random weights that keep activations near unit size; a tensor depends on its name and `seed` alone."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype | None, seed: int = 0) -> None:
+        self.dtype = dtype or config.dtype or torch.float32
+        self._shapes = {name: wanted.shape for name, wanted in manifest(config).items()}
+        self._seed = seed
+
+    def matrix(self, name: str) -> torch.Tensor:
+        return self.exact(name).to(self.dtype)
+
+    def exact(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        if len(shape) == 1:
+            return torch.zeros(shape)
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
+        return torch.randn(shape, generator=generator) * scale
+
+
+def expand_blocks(data: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] = (128, 128)) -> torch.Tensor:
+    """float32 [N, K] from float8 `data` [N, K] and one float32 scale per block of `block` (rows, columns)."""
+    rows, cols = data.shape
+    wide = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :cols]
+    return data.float() * wide
