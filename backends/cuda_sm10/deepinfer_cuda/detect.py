@@ -1,14 +1,15 @@
 """Is there a GPU that this backend can use? Answers with reasons, creates no context, imports no torch.cuda.
 
-Order: device nodes (instant; most machines without a GPU stop here), then the driver library, then cuInit and the
-device list. `root` lets tests use a made-up file system.
+Order: device nodes (instant; most machines without a GPU stop here), then whether the driver library loads. What kind
+of GPU it is is asked when a device is opened. `root` lets tests use a made-up file system.
 """
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
-from deepinfer.errors import DriverError
+from deepinfer.errors import BackendUnavailable
 from deepinfer.hal import Probe
 
 SUPPORTED = {(9, 0): "sm_90", (10, 0): "sm_100", (10, 3): "sm_103"}
@@ -23,7 +24,7 @@ def device_nodes(root: Path = Path("/")) -> list[str]:
 
 
 def architectures() -> list[tuple[str, str]]:
-    """(name, "sm_XX") of every device the driver lists. Raises DriverError or ImportError-like loader errors."""
+    """(name, "sm_XX") of every device the driver lists. Initialises the driver; raises DriverError."""
     from cuda.bindings import driver
 
     from deepinfer_cuda.result import check
@@ -33,7 +34,7 @@ def architectures() -> list[tuple[str, str]]:
     attribute = driver.CUdevice_attribute
     for index in range(check("cuDeviceGetCount", driver.cuDeviceGetCount())):
         device = check("cuDeviceGet", driver.cuDeviceGet(index))
-        name = check("cuDeviceGetName", driver.cuDeviceGetName(96, device)).rstrip(b"\0").decode()
+        name = check("cuDeviceGetName", driver.cuDeviceGetName(96, device)).partition(b"\0")[0].decode()
         major, minor = (
             check("cuDeviceGetAttribute", driver.cuDeviceGetAttribute(which, device))
             for which in (
@@ -45,17 +46,41 @@ def architectures() -> list[tuple[str, str]]:
     return found
 
 
-def probe(root: Path = Path("/")) -> Probe:
-    """Usable devices of this machine; never raises."""
-    if not device_nodes(root):
+def models(root: Path = Path("/")) -> list[str]:
+    """Model names that the kernel driver reports, one per GPU; empty where it does not tell."""
+    folder = root / "proc/driver/nvidia/gpus"
+    found: list[str] = []
+    for information in sorted(folder.glob("*/information")) if folder.is_dir() else []:
+        lines = information.read_text(errors="replace").splitlines()
+        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return found
+
+
+def probe(root: Path = Path("/"), visible: str | None = None, library: str = "libcuda.so.1") -> Probe:
+    """Devices of this machine; never raises, initialises nothing (cuInit takes 100 ms and more).
+
+    Args:
+        root: file system to look at.
+        visible: value of CUDA_VISIBLE_DEVICES, None = unset.
+        library: driver library that must be loadable.
+
+    A device of an unsupported architecture shows only when it is opened, with what was found and what is needed.
+    """
+    nodes = device_nodes(root)
+    if not nodes:
         return Probe(False, reasons=("no NVIDIA device node in /dev",), fix=INSTALL)
+    if visible is not None and not visible.strip():
+        return Probe(False, reasons=("CUDA_VISIBLE_DEVICES is set and empty",), fix="unset CUDA_VISIBLE_DEVICES")
     try:
-        found = architectures()
-    except (DriverError, ImportError, OSError, RuntimeError) as error:
-        return Probe(False, reasons=(f"the NVIDIA driver cannot be used: {error}",), fix=INSTALL)
-    usable = [entry for entry in found if entry[1] in SUPPORTED.values()]
-    if not usable:
-        seen = ", ".join(f"{name} ({arch})" for name, arch in found) or "no device"
-        needed = ", ".join(SUPPORTED.values())
-        return Probe(False, reasons=(f"found {seen}; needs one of {needed}",))
-    return Probe(True, len(found), tuple(f"{name} ({arch})" for name, arch in found))
+        ctypes.CDLL(library)
+    except OSError as error:
+        return Probe(False, reasons=(f"the NVIDIA driver library cannot be loaded: {error}",), fix=INSTALL)
+    count = len(nodes) if visible is None else min(len(nodes), len(visible.split(",")))
+    return Probe(True, count, tuple(models(root)[:count]) or tuple(nodes[:count]))
+
+
+def require(arch: str, wanted: str | None, label: str) -> None:
+    """Raise BackendUnavailable unless a device of architecture `arch` serves a request for `wanted` (None = any)."""
+    needed = [wanted] if wanted else list(SUPPORTED.values())
+    if arch not in needed:
+        raise BackendUnavailable(f"{label} does not fit", [f"{label} is {arch}, needs {' or '.join(needed)}"])

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import BackendUnavailable
 from deepinfer.hal import Arg, Event, Executable, Graph, Image, Stream
 from deepinfer.hal.driver_device import DriverDevice, DriverEvent, DriverStream, release_quietly
+from deepinfer_cuda.detect import require
 from deepinfer_cuda.driver import CudaDriver
 from deepinfer_cuda.launch import Prepared
 from deepinfer_cuda.tensor_map import TileMap, encode_hardware
@@ -104,10 +104,7 @@ class CudaDevice(DriverDevice):
 
     def __init__(self, driver: CudaDriver, index: int, arch: str | None) -> None:
         props = driver.device_props(index)
-        if arch is not None and props.arch != arch:
-            raise BackendUnavailable(
-                f"device {index} does not fit", [f"device {index} is {props.name} ({props.arch}), needs {arch}"]
-            )
+        require(props.arch, arch, f"CUDA device {index} ({props.name})")
         super().__init__("cuda", driver, "", index, torch.device("cuda", index), props)
 
     def current_stream(self) -> Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +22,7 @@ class CudaBackend(Backend):
     drivers = ("",)
 
     def probe(self, driver: str = "") -> Probe:
-        return detect.probe()
+        return detect.probe(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def open(self, index: int, driver: str = "", arch: str | None = None) -> Device:
         try:

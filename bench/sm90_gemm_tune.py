@@ -1,0 +1,53 @@
+"""Times every tile and raster band of `sm90_gemm_bf16` beside cuBLAS, interleaved, on a Hopper GPU.
+
+    PYTHONPATH=.:backends/cpu:backends/cuda_sm10:bench python bench/sm90_gemm_tune.py 8192,8192,8192 4096,4096,7168
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+from sm90_gemm import sustained
+
+import deepinfer
+from deepinfer_cuda.kernels import gemm
+from deepinfer_cuda.plugin import create
+
+
+def variants(device: deepinfer.hal.Device, a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Prepared launches by name, checked against each other before timing."""
+    kernel, found = gemm.Sm90GemmBf16(), {}
+    reference = torch.mm(a, b.t())
+    for tile in gemm.TILES:
+        for group in (4, 8, 16):
+            out = torch.empty_like(reference)
+            state = kernel.load(device)
+            gemm.raster_group = lambda *_args, group=group: group
+            prepared = gemm.prepare(state, device, tile, a, b, out)
+            handle = device.current_stream().handle
+            prepared.launch(handle)
+            torch.cuda.synchronize()
+            if not torch.allclose(out.float(), reference.float(), rtol=2e-2, atol=0.5):
+                print("WRONG", tile, group)
+            found[f"{tile.rows}x{tile.cols}x{tile.stages}_c{tile.cluster}_g{group}"] = lambda p=prepared, h=handle: p.launch(h)
+    return found
+
+
+def main() -> None:
+    deepinfer.register_backend("cuda", create)
+    device = deepinfer.set_backend("cuda:0")
+    for text in sys.argv[1:]:
+        m, n, k = (int(part) for part in text.split(","))
+        a, b = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16()
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        calls: dict[str, Callable[[], object]] = {"cublas": lambda: torch.mm(a, b.t(), out=out), **variants(device, a, b)}
+        times = {name: statistics.median(values) for name, values in sustained(calls, rounds=3).items()}
+        for name, value in sorted(times.items(), key=lambda item: item[1])[:8]:
+            print(f"{text} {name:24s} {value:9.1f} us {2e-6 * m * n * k / value:7.1f} TF {times['cublas'] / value:.3f} of cublas")
+
+
+if __name__ == "__main__":
+    main()
