@@ -82,14 +82,23 @@ def unpacked(name: str = "b") -> dict[str, Any]:
 
 
 def poisoned(operand: Operand, bad: torch.Tensor) -> Operand:
-    """A copy whose entries `bad` (bool, broadcastable from the left over leading dimensions) are NaN, scales too."""
+    """A copy whose entries `bad` (bool over the leading dimensions) are NaN, scales too, behind the same strides.
+
+    An operand that repeats one row (stride 0) stays as it is: it has no entry of its own to spoil.
+    """
     data, scale = operand
-    data = data.clone()
+    if any(stride == 0 and size > 1 for size, stride in zip(data.shape, data.stride(), strict=True)):
+        return operand
+    data = _copy(data)
     if data.dtype is torch.float8_e4m3fn:
         data.view(torch.uint8)[bad] = 0x7F
     else:
         data[bad] = 0xFF if data.dtype is torch.uint8 else torch.nan
     if scale is not None:
-        scale = scale.clone()
+        scale = _copy(scale)
         scale[bad] = 0xFF if scale.dtype is torch.uint8 else torch.nan
     return data, scale
+
+
+def _copy(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)

@@ -104,17 +104,17 @@ def natural_dtype(dtype: torch.dtype, recipe: str) -> torch.dtype:
 
 def widen(data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor:
     """float32 values of an operand; exact but for one rounding of payload times an f32 scale."""
-    form = Recipe.parse(recipe)
     if scale is None:
-        return data.float()
+        return data if data.dtype is torch.float32 else data.float()
+    form = Recipe.parse(recipe)
     return dequantize_blocks(data, scale, form.block, form.scale_dtype, form.element)
 
 
 def widen_exact(data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor:
     """float64 values of an operand, exact (references only)."""
-    form = Recipe.parse(recipe)
     if scale is None:
         return data.double()
+    form = Recipe.parse(recipe)
     values = decode_payload(data, form.element).double()
     factors = decode_scale(scale, form.scale_dtype).double()
     return values * per_element(factors, form.block, tuple(values.shape))

@@ -1,0 +1,129 @@
+"""How the CPU multiplies: float32 products of rows with per-group weights, counts read once.
+
+Why float32: without AVX-512 BF16 or AMX, torch's bfloat16 product is about 8 times slower than its float32 one, while
+widening costs one pass over the operands. Products of bf16, f16 and fp8 values are exact in float32, so only the order
+of the sum differs from a native kernel.
+
+Two ways to run groups, the same numbers within rounding:
+- a loop over non-empty groups, one `mm` each;
+- one `bmm` over all groups with rows padded to the longest: fewer calls, and threads share the groups. Used when most
+  groups own a few rows each (decode).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.ops.deep_gmm.operand import Recipe, rows_of, widen
+from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, ranges, step
+
+LAYOUT = "cpu_f32"
+Span = tuple[int, int, int]
+# A padded bmm pays when padding at most doubles the rows and no group is long (bounds measured with 1 and 2 threads).
+MAX_PADDED_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights [G, N, K] in canonical form with their packed copy, if any."""
+
+    data: torch.Tensor
+    scale: torch.Tensor | None
+    recipe: str
+    packed: torch.Tensor | None
+
+    def dense(self) -> torch.Tensor | None:
+        """float32 [G, N, K] that already exists, or None."""
+        if self.packed is not None:
+            return self.packed
+        return self.data if self.data.dtype is torch.float32 else None
+
+    def group(self, g: int, n0: int, n1: int) -> torch.Tensor:
+        """Rows [n0, n1) of group g's weights in float32; n0 on a block border."""
+        ready = self.dense()
+        if ready is not None:
+            return ready[g, n0:n1]
+        scale = None if self.scale is None else self.scale[g]
+        return widen(self.data[g, n0:n1], rows_of(scale, self.recipe, n0, n1), self.recipe)
+
+
+def pack(data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
+    """float32 copy of weights, or None when they are float32 rows already."""
+    if data.dtype is torch.float32 and data.stride(-1) == 1:
+        return None
+    return widen(data, scale, recipe).contiguous()
+
+
+class Padded:
+    """Row numbers that turn ragged groups into [G, longest] and back."""
+
+    def __init__(self, spans: list[Span], groups: int) -> None:
+        longest = max(high - low for _, low, high in spans)
+        gather = [0] * (groups * longest)
+        self.back: list[int] = []
+        self.rows: list[int] = []
+        for g, low, high in spans:
+            base = g * longest
+            gather[base : base + high - low] = range(low, high)
+            self.back += range(base, base + high - low)
+            self.rows += range(low, high)
+        self.gather = torch.tensor(gather)
+        self.shape = (groups, longest)
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, K] -> [G, longest, K]; padding repeats row 0's slot, its products are dropped."""
+        return x.index_select(0, self.gather).view(*self.shape, x.shape[-1])
+
+    def collect(self, y: torch.Tensor, total: int, out: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        """[G, longest, N] -> [M, N] in `dtype`; rows of no group keep `out`'s bytes, or are 0."""
+        made = y.view(-1, y.shape[-1]).index_select(0, torch.tensor(self.back)).to(dtype)
+        if self.rows == list(range(total)):
+            return made if out is None else out.copy_(made)
+        result = y.new_zeros((total, y.shape[-1]), dtype=dtype) if out is None else out
+        result[torch.tensor(self.rows)] = made
+        return result
+
+
+def pays_to_pad(spans: list[Span], groups: int) -> bool:
+    """Whether one padded bmm beats a loop."""
+    used = sum(high - low for _, low, high in spans)
+    longest = max((high - low for _, low, high in spans), default=0)
+    return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= 2 * used
+
+
+def loop(
+    a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str, weights: Weights, spans: list[Span],
+    result: torch.Tensor,
+) -> torch.Tensor:
+    """Write rows of every span into result [M, N]."""
+    ready = weights.dense()
+    if ready is not None and small(a.shape[0], ready.shape[-1]):
+        return _loop_dense(widen(a, a_scale, a_recipe), ready, spans, result)
+    form = Recipe.parse(weights.recipe)
+    width = weights.data.shape[-1] * (2 if form.element == "e2m1" else 1)
+    for g, low, high in spans:
+        for n0, n1 in ranges(result.shape[1], step(width, form.block[0])):
+            right = weights.group(g, n0, n1).t()
+            for m0, m1 in ranges(high - low, step(width, 1)):
+                rows = slice(low + m0, low + m1)
+                left = widen(a[rows], rows_of(a_scale, a_recipe, low + m0, low + m1), a_recipe)
+                result[rows, n0:n1] = torch.mm(left, right)
+    return result
+
+
+def _loop_dense(a: torch.Tensor, weights: torch.Tensor, spans: list[Span], result: torch.Tensor) -> torch.Tensor:
+    """As `loop` with both operands in float32 already: the decode path, as few calls as possible."""
+    if result.dtype is torch.float32:
+        for g, low, high in spans:
+            torch.mm(a[low:high], weights[g].t(), out=result[low:high])
+    else:
+        for g, low, high in spans:
+            result[low:high] = torch.mm(a[low:high], weights[g].t())
+    return result
+
+
+def small(total: int, width: int) -> bool:
+    """Whether a float32 copy of all rows is within the block budget."""
+    return total * width <= BLOCK_ELEMENTS
