@@ -119,8 +119,6 @@ i32 Dec::src(const Operand& o, Ty t) {
                 i32 s = temp(1);
                 Inst pre;
                 pre.s[0] = s, pre.s[1] = o.reg;
-                pre.fn = nullptr;  // filled below: bitwise not of a predicate
-                extern void read_not(X&, const Inst&, u32);
                 pre.fn = read_not;
                 before.push_back(pre);
                 in.reads.push_back(o.reg);

@@ -63,5 +63,6 @@ std::shared_ptr<Program> decode_kernel(std::shared_ptr<Module> m, const std::str
 // Special registers: returns the handler that reads it into s[0], or null for an unknown name.
 Handler special_reader(const std::string& name, int& bits, i64& k);
 void read_symbol(X& x, const Inst& in, u32 lanes);
+void read_not(X& x, const Inst& in, u32 lanes);  // s[0] = not s[1], predicates
 
 }  // namespace ptxsim

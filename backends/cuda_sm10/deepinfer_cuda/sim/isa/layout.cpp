@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/windows.h"
+#include "exec/families.h"
 #include "isa/decode.h"
 
 namespace ptxsim {
@@ -108,6 +109,7 @@ struct Decoder {
         Dec d(p, ret);
         fam.at("ret")(d);
         p.code.push_back(d.in);
+        fix_branches(p);
     }
 };
 

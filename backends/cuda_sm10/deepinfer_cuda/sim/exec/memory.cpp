@@ -1,0 +1,175 @@
+// ld, st, ldu, prefetch, and vectors up to 256 bit.
+#include "core/access.h"
+#include "exec/families.h"
+#include "exec/ops.h"
+
+namespace ptxsim {
+namespace {
+
+enum : i64 { kWeak = 0, kRelaxed = 1, kAcquire = 2, kRelease = 4, kVolatile = 8 };
+
+void put(X& x, i32 slot, int lane, const u8* p, u32 size, bool sgn, int reg_bits) {
+    u64 lo = 0;
+    std::memcpy(&lo, p, std::min(size, 8u));
+    if (size == 16) std::memcpy(&x.dst(slot + 1)[lane], p + 8, 8);
+    if (sgn && size < 8) {
+        lo = u64(i64(lo << (64 - 8 * size)) >> (64 - 8 * size));
+        if (reg_bits < 64) lo &= (1ull << reg_bits) - 1;
+    }
+    x.dst(slot)[lane] = lo;
+}
+
+u64 location_key(const Place& at) {
+    return at.space == Space::shared ? (1ull << 63) | (u64(at.cta->linear) << 24) | at.offset : at.addr;
+}
+
+void load(X& x, const Inst& in, u32 lanes) {
+    const u64* a = x.src(in.s[1]);
+    u32 size = u32(in.k[1]), n = u32(in.v.size());
+    bool strong = in.k[2] != kWeak;
+    each(lanes, [&](int l) {
+        Place at = resolve(x, in, l, in.space, a[l] + u64(in.k[0]), size * n, false);
+        touch(x, in, l, at, size * n, Use::read, strong);
+        for (u32 i = 0; i < n; ++i) put(x, in.v[i], l, at.p + i * size, size, is_signed(in.type) && !is_float(in.type), int(x.g.program->slot_bits[in.v[i]]));
+        if (strong && x.g.check.on && at.space != Space::local) {
+            Message& m = x.g.check.location(location_key(at));
+            if (in.k[2] & kAcquire) warp_acquire(x.w, m);
+            else x.w.fence_acquire.join(m);
+        }
+    });
+    if (strong) x.yield = true;  // polling loops must not starve what they wait for
+}
+
+void store(X& x, const Inst& in, u32 lanes) {
+    const u64* a = x.src(in.s[1]);
+    u32 size = u32(in.k[1]), n = u32(in.v.size());
+    bool strong = in.k[2] != kWeak;
+    Message release;
+    if (in.k[2] & kRelease) release = warp_release(x.w);
+    each(lanes, [&](int l) {
+        Place at = resolve(x, in, l, in.space, a[l] + u64(in.k[0]), size * n, true);
+        touch(x, in, l, at, size * n, Use::write, strong);
+        for (u32 i = 0; i < n; ++i) {
+            u8 b[16];
+            u64 lo = x.src(in.v[i])[l];
+            std::memcpy(b, &lo, 8);
+            if (size == 16) std::memcpy(b + 8, &x.src(in.v[i])[32 + l], 8);
+            if (std::memcmp(at.p + i * size, b, size)) {
+                std::memcpy(at.p + i * size, b, size);
+                ++x.m.progress;
+            }
+        }
+        if (at.cta && x.g.check.on)
+            for (u32 o = at.offset & ~7u; o < at.offset + size * n; o += 8)
+                if (auto it = at.cta->mbars.find(o); it != at.cta->mbars.end() && it->second.valid) {
+                    x.find(in, l, "bytes of a live mbarrier are overwritten as data");
+                    it->second.valid = false;
+                }
+        if (strong && x.g.check.on && at.space != Space::local) {
+            Message& m = x.g.check.location(location_key(at));
+            if (in.k[2] & kRelease) m.join(release);
+            else m.join(x.w.fence_release);
+        }
+    });
+}
+
+void prefetch(X& x, const Inst& in, u32 lanes) {
+    (void)x, (void)in, (void)lanes;  // a hint: no state changes, and an invalid address is no fault
+}
+
+Space space_of(Dec& d) {
+    std::string s = d.one_of({"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func"});
+    if (s == "shared" || s == "shared::cta") return Space::shared;
+    if (s == "shared::cluster") return Space::shared_cluster;
+    if (s == "global") return Space::global;
+    if (s == "local") return Space::local;
+    if (s == "param" || s == "param::entry" || s == "param::func") return Space::param;
+    return s == "const" ? Space::constant : Space::generic;
+}
+
+void cache_hints(Dec& d) {
+    d.one_of({"ca", "cg", "cs", "cv", "lu", "wb", "wt"});
+    while (!d.prefix("L1::").empty()) {}
+    bool hint = false;
+    for (std::string h = d.prefix("L2::"); !h.empty(); h = d.prefix("L2::")) hint |= h == "cache_hint";
+    (void)hint;
+}
+
+i64 ordering(Dec& d) {
+    i64 k = kWeak;
+    if (d.opt("volatile")) k = kVolatile;
+    else if (d.opt("relaxed") || d.opt("mmio")) k = kRelaxed, d.opt("relaxed");
+    else if (d.opt("acquire")) k = kAcquire;
+    else if (d.opt("release")) k = kRelease;
+    else d.opt("weak");
+    d.one_of({"cta", "cluster", "gpu", "sys"});
+    return k;
+}
+
+Space effective(Space s, const Operand& address) {
+    // `.param` of a call sequence names thread-local storage; the address tells which window it is
+    (void)address;
+    return s == Space::constant ? Space::generic : s;
+}
+}  // namespace
+
+void decode_ld(Dec& d) {
+    d.in.k[2] = ordering(d);
+    d.in.space = effective(space_of(d), d.arg(1));
+    d.opt("nc");
+    d.opt("unified");
+    cache_hints(d);
+    int v = d.vec();
+    Ty t = d.in.type = d.need_type();
+    d.in.k[1] = type_size(t);
+    d.in.s[1] = d.base(d.arg(1), d.in.k[0]);
+    d.in.v = d.dsts(d.arg(0));
+    if ((int)d.in.v.size() != v) d.fail("destination does not match the vector length");
+    if (d.n() > 2) d.src(2);  // cache policy
+    d.in.fn = load;
+}
+void decode_st(Dec& d) {
+    d.in.k[2] = ordering(d);
+    d.in.space = effective(space_of(d), d.arg(0));
+    cache_hints(d);
+    int v = d.vec();
+    Ty t = d.in.type = d.need_type();
+    d.in.k[1] = type_size(t);
+    d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
+    d.in.v = d.srcs(d.arg(1), t);
+    if ((int)d.in.v.size() != v) d.fail("source does not match the vector length");
+    if (d.n() > 2) d.src(2);
+    d.in.fn = store;
+}
+void decode_prefetch(Dec& d) {
+    space_of(d);
+    cache_hints(d);
+    d.one_of({"L1", "L2", "evict_last", "evict_normal", "tensormap"});
+    d.opt("const"), d.opt("param");
+    d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
+    d.in.fn = prefetch;
+}
+void decode_createpolicy(Dec& d) {
+    std::string how = d.need({"fractional", "range", "cvt"});
+    while (!d.prefix("L2").empty() || d.opt("L2")) {}
+    d.opt("global");
+    while (!d.prefix("L2::").empty()) {}
+    d.need_type();
+    d.in.s[0] = d.dst(0);
+    d.in.s[1] = d.constant(0x12f0000000000000ull);  // opaque: policies do not change results
+    d.in.fn = [](X& x, const Inst& in, u32 lanes) {
+        u64* to = x.dst(in.s[0]);
+        each(lanes, [&](int l) { to[l] = x.src(in.s[1])[l]; });
+    };
+    for (size_t i = 1; i < d.n(); ++i)
+        if (d.arg(i).kind != Operand::Kind::addr) d.src(i, Ty::b32);
+        else { i64 k; d.base(d.arg(i), k); }
+}
+void decode_hint(Dec& d) {  // applypriority, discard
+    space_of(d);
+    cache_hints(d);
+    d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
+    d.in.fn = prefetch;
+}
+
+}  // namespace ptxsim
