@@ -5,10 +5,10 @@ from deepinfer.hal.current import current_device, device, devices, set_backend, 
 from deepinfer.hal.device import Device, Event, Executable, Graph, Stream
 from deepinfer.hal.discovery import register_backend, unregister_backend
 from deepinfer.hal.driver import Driver
-from deepinfer.hal.types import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe, Span, Status, Support
+from deepinfer.hal.types import YES, Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe, Span, Status, Support
 
 __all__ = [
-    "API_VERSION", "Arg", "Backend", "Cap", "CopyKind", "Device", "DeviceProps", "Driver", "DriverKind", "Event",
+    "API_VERSION", "YES", "Arg", "Backend", "Cap", "CopyKind", "Device", "DeviceProps", "Driver", "DriverKind", "Event",
     "Executable", "Graph", "Image", "Probe", "Span", "Status", "Stream", "Support", "current_device", "device",
     "devices", "register_backend", "set_backend", "unregister_backend", "use_backend",
 ]
