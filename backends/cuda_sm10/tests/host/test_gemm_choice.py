@@ -1,0 +1,80 @@
+"""Which GEMM calls the SM90 kernel takes, with reasons, and which tile it picks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from deepinfer.errors import InvalidArgument
+from deepinfer.hal import DeviceProps, DriverKind
+from deepinfer.registry import Call, TensorMeta
+from deepinfer_cuda.kernels.gemm import TILES, Sm90GemmBf16, choose
+from deepinfer_cuda.tensor_map import TileMap
+
+HOPPER = DeviceProps("H200", "sm_90", DriverKind.HARDWARE, compute_units=132)
+BLACKWELL = DeviceProps("B200", "sm_100", DriverKind.HARDWARE, compute_units=148)
+CPU = torch.device("cpu")
+
+
+def call(a: torch.Tensor, b: torch.Tensor, **changes: Any) -> Call:
+    args = {
+        "a": TensorMeta.of(a), "a_scale": None, "a_recipe": "plain", "b": TensorMeta.of(b), "b_scale": None,
+        "b_recipe": "plain", "b_packed": None, "b_layout": "", "c": None, "bias": None, "out_dtype": torch.bfloat16,
+    }
+    return Call("deep_gmm.gemm", {**args, **changes}, CPU)
+
+
+def bf16(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.bfloat16)
+
+
+def test_plain_call_is_taken() -> None:
+    assert Sm90GemmBf16().supports(HOPPER, call(bf16(65, 72), bf16(40, 72)))
+
+
+@pytest.mark.parametrize(
+    ("props", "made", "reason"),
+    [
+        (BLACKWELL, lambda: call(bf16(8, 8), bf16(8, 8)), "the device is sm_100"),
+        (HOPPER, lambda: call(torch.zeros(8, 8), bf16(8, 8)), "takes bf16"),
+        (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), out_dtype=torch.float32), "takes bf16"),
+        (HOPPER, lambda: call(bf16(8, 9), bf16(8, 9)), "a needs a row pitch"),
+        (HOPPER, lambda: call(bf16(8, 8).t(), bf16(8, 8)), "a needs unit stride"),
+        (HOPPER, lambda: call(bf16(0, 8), bf16(8, 8)), "empty"),
+        (HOPPER, lambda: call(bf16(8, 8), bf16(7, 8)), "multiple of 8"),
+        (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), bias=TensorMeta.of(bf16(8))), "bias is not supported"),
+        (HOPPER, lambda: call(bf16(80)[1:65].view(8, 8), bf16(8, 8)), "16-byte aligned"),
+    ],
+)
+def test_refusals_have_reasons(props: DeviceProps, made: Any, reason: str) -> None:
+    assert any(reason in text for text in Sm90GemmBf16().supports(props, made()).reasons)
+
+
+def test_tile_choice_follows_the_shape() -> None:
+    assert choose(8192, 8192, 8192, 132) == TILES[0]
+    assert choose(64, 7168, 16384, 132).rows == 64
+    for shape in [(1, 8, 8), (100000, 8, 64), (129, 264, 200)]:
+        assert choose(*shape, 132) in TILES
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"address": 8}, "16-byte aligned"),
+        ({"strides": (24,)}, "multiples of 16"),
+        ({"box": (512, 1)}, "must lie in"),
+        ({"box": (128, 64)}, "must not exceed the swizzle"),
+        ({"box": (4, 64)}, "multiple of 16 bytes"),
+        ({"swizzle": 48}, "must be one of"),
+        ({"sizes": (0, 4)}, "must lie in"),
+        ({"sizes": (1,) * 6, "box": (1,) * 6, "strides": (16,) * 5}, "1 to 5 dimensions"),
+    ],
+)
+def test_tile_maps_keep_the_hardware_rules(changes: dict[str, Any], text: str) -> None:
+    good: dict[str, Any] = {"address": 1024, "dtype": "BFLOAT16", "itemsize": 2, "sizes": (64, 64), "strides": (128,),
+                            "box": (64, 64), "swizzle": 128}
+    TileMap(**good)
+    with pytest.raises(InvalidArgument, match=text):
+        TileMap(**{**good, **changes})
