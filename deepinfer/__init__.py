@@ -49,8 +49,9 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'deepinfer' has no attribute {name!r}")
     module, attribute = _LAZY[name]
-    value = import_module(module)
-    return getattr(value, attribute) if attribute else value
+    loaded = import_module(module)
+    value = globals()[name] = getattr(loaded, attribute) if attribute else loaded
+    return value
 
 
 def __dir__() -> list[str]:

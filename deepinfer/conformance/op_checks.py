@@ -44,7 +44,7 @@ def _metadata(p: Prepared) -> list[str]:
 def inputs(p: Prepared) -> None:
     """No input is modified unless its parameter says so."""
     args = p.fresh()
-    before = {name: bits(value) for name, value in args.items() if isinstance(value, torch.Tensor)}
+    before = {name: bits(value).clone() for name, value in args.items() if isinstance(value, torch.Tensor)}
     p.run(args)
     changed = [n for n, old in before.items() if n not in p.mutated and not torch.equal(old, bits(args[n]))]
     require_none([f"{name}: the op modified this input" for name in changed])

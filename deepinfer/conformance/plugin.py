@@ -15,8 +15,8 @@ import pytest
 if TYPE_CHECKING:
     from deepinfer.conformance.report import Result
 
-SUITE = "deepinfer.conformance"
-PATH = "deepinfer/conformance"
+MODULES = ("deepinfer.conformance", "deepinfer.conformance.test_conformance")
+PATHS = ("deepinfer/conformance", "deepinfer/conformance/test_conformance.py")
 RESULT = "deepinfer_result"
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -32,8 +32,9 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def wanted(args: list[str]) -> bool:
-    """Whether the command line runs the suite."""
-    return any(arg.startswith(SUITE) or PATH in arg.replace("\\", "/") for arg in args if not arg.startswith("-"))
+    """Whether the command line runs the suite (naming this plugin with -p is not enough)."""
+    names = [arg.partition("::")[0].replace("\\", "/").rstrip("/") for arg in args]
+    return any(name in MODULES or name.endswith(PATHS) for name in names)
 
 
 @pytest.hookimpl(tryfirst=True)

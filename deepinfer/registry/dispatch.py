@@ -22,7 +22,6 @@ from deepinfer.registry import fallback
 from deepinfer.registry.call import Call, Kind, TensorMeta
 from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer.registry.kernels import candidates
-from deepinfer.registry.kernels import candidates
 from deepinfer.registry.spec import OpSpec
 
 CACHE_LIMIT = 8192
@@ -225,6 +224,8 @@ def choose(device: Device, call: Call) -> tuple[Kernel, tuple[str, ...], bool]:
     for kernel in candidates(device, call.op):
         support = kernel.supports(device.props, call)
         if support:
+            if kernel.is_fallback and not reasons:
+                reasons.append(f"backend {device.backend!r} declares no kernel for {call.op}")
             return kernel.kernel, tuple(reasons), kernel.is_fallback
         reasons += (f"{kernel.name}: {reason}" for reason in support.reasons)
     raise UnsupportedError(f"{device.spec} has no kernel for {call.op}", reasons)
