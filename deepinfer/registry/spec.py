@@ -128,6 +128,10 @@ class OpSpec(abc.ABC):
     def tolerance(self, args: Args, output: str) -> Tolerance:
         """How close output `output` must be to the reference for these arguments."""
 
+    def comparable(self, args: Args, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """`outputs` of a kernel in the form in which the reference states them (a quantised result dequantised, say)."""
+        return outputs
+
     def valid(self, args: Args) -> tuple[torch.Tensor | None, ...]:
         """Per output a boolean mask (broadcastable) of what the op defines; None = everything. The rest must keep its
         bytes when the caller gives `out`."""

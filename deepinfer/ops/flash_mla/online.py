@@ -1,0 +1,76 @@
+"""Softmax over keys that arrive in blocks: what every portable attention of this family accumulates into.
+
+Invariants: float32 throughout; -inf is the only mark for "no key", so logits of any finite size work; memory is
+groups * rows * (d_v + block), never rows * all keys. A non-finite value reaches exactly the rows that see its key.
+"""
+
+from __future__ import annotations
+
+import torch
+
+BUDGET = 1 << 20  # floats that one gathered block of keys and its logits may take
+KEY_BLOCK = 256
+
+
+class OnlineSoftmax:
+    """Running maximum, sum and weighted values of `groups` x `rows` queries; keys are shared inside a group."""
+
+    def __init__(self, groups: int, rows: int, d_v: int, device: torch.device) -> None:
+        self.top = torch.full((groups, rows), -torch.inf, device=device)
+        self.total = torch.zeros((groups, rows), device=device)
+        self.out = torch.zeros((groups, rows, d_v), device=device)
+
+    def add(self, logits: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> None:
+        """Take in a block of keys.
+
+        Args:
+            logits: [groups, rows, c] scaled; overwritten.
+            values: [groups, c, d_v]; rows that no query of the group sees must be finite (zero).
+            seen: bool, broadcastable to logits; False = the key is not there for that row.
+        """
+        logits.masked_fill_(~seen, -torch.inf)
+        top = torch.maximum(self.top, logits.amax(-1))
+        base = torch.where(top == -torch.inf, torch.zeros_like(top), top)
+        weights = logits.sub_(base[..., None]).exp_()
+        keep = (self.top - base).exp_()
+        self.total = self.total * keep + weights.sum(-1)
+        self.out = self.out * keep[..., None] + _mix(weights, values, seen)
+        self.top = top
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(out [g, r, d_v], lse [g, r], max logit [g, r]); rows without keys are 0, -inf, -inf."""
+        empty = self.top == -torch.inf
+        out = self.out / torch.where(empty, torch.ones_like(self.total), self.total)[..., None]
+        lse = torch.where(empty, self.top, self.top + self.total.log())
+        return out, lse, self.top
+
+
+def _mix(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """weights @ values, where a key that a row does not see adds nothing to it even if its value is NaN or inf."""
+    mixed = torch.bmm(weights, values)
+    if seen.shape[-2] == 1:  # all rows see the same keys, and unseen ones are zero
+        return mixed
+    if mixed.device.type == "cpu" and bool(mixed.isfinite().all()):
+        return mixed
+    seen = seen.expand_as(weights)
+    mixed = torch.bmm(weights, values.masked_fill(~values.isfinite(), 0.0))
+    positive = (weights > 0).float()
+    up = torch.bmm(positive, (values == torch.inf).float()) > 0
+    down = torch.bmm(positive, (values == -torch.inf).float()) > 0
+    lost = torch.bmm(seen.float(), values.isnan().float()) + torch.bmm(
+        (seen & (weights == 0)).float(), values.isinf().float()
+    )
+    mixed = torch.where(up, mixed + torch.inf, mixed)
+    mixed = torch.where(down, mixed - torch.inf, mixed)
+    return torch.where(lost > 0, torch.full_like(mixed, torch.nan), mixed)
+
+
+def sink_share(lse: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(sink - lse)) for lse [..., h]; 1 where lse is -inf, so that an all-zero row stays zero."""
+    return torch.where(lse == -torch.inf, torch.ones_like(lse), torch.sigmoid(lse - sink))
+
+
+def group_step(rows: int, keys: int, width: int) -> int:
+    """How many groups to process together so that a block of keys and its logits stay inside BUDGET."""
+    block = min(max(keys, 1), KEY_BLOCK)
+    return max(1, BUDGET // (block * (2 * width + 2 * rows)))
