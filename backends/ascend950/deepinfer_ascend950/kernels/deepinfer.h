@@ -41,7 +41,7 @@ template <class T> __aicore__ inline void store(uint64_t off, T v) { *(__ssbuf__
 
 #else
 
-#define DEEPINFER_SIM_LOC ::asc_sim::Loc { __builtin_FILE(), __builtin_LINE() }
+#define DEEPINFER_SIM_LOC ::asc_sim::Loc(__builtin_FILE(), __builtin_LINE())
 namespace mem {
 template <class T> inline T* at(asc_sim::Mem m, uint64_t off) { return reinterpret_cast<T*>(asc_sim::mem_base(m) + off); }
 template <class T> inline T* ub(uint64_t off) { return at<T>(asc_sim::Mem::UB, off); }

@@ -37,6 +37,7 @@ struct Object {
     const KernelEntry* kernels = nullptr;  // Module: list
     const KernelEntry* kernel = nullptr;   // Function
     di_handle owner = 0;
+    int fd = -1;  // Module: its memory file. Open as long as the module: dlopen takes a reused path for the old library
     std::chrono::steady_clock::time_point time{};
     bool recorded = false;
 };
@@ -113,15 +114,18 @@ di_status open_ctx(uint32_t index, di_handle* ctx) {
 
 di_status release(di_handle h) {
     void* library = nullptr;
+    int fd = -1;
     {
         std::lock_guard<std::mutex> guard(lock);
         auto it = objects.find(h);
         if (it == objects.end()) return set_error(DI_INVALID_ARGUMENT, "release: not a live handle");
         library = it->second.library;
+        fd = it->second.fd;
         objects.erase(it);
         for (auto o = objects.begin(); o != objects.end();) o = o->second.owner == h ? objects.erase(o) : std::next(o);
     }
     if (library) dlclose(library);
+    if (fd >= 0) close(fd);
     return DI_OK;
 }
 
@@ -222,10 +226,11 @@ di_status module_load(di_handle ctx, const void* image, uint64_t bytes, const ch
     if (di_status s = need(ctx, Type::Context, &o, "module_load")) return s;
     promote_self();
     void* lib = nullptr;
+    int fd = -1;
     if (std::strcmp(fmt, "path") == 0) {
         lib = dlopen(std::string(static_cast<const char*>(image), bytes).c_str(), RTLD_NOW | RTLD_LOCAL);
     } else if (std::strcmp(fmt, "elf") == 0) {
-        const int fd = memfd_create("deepinfer-kernel", MFD_CLOEXEC);
+        fd = memfd_create("deepinfer-kernel", MFD_CLOEXEC);
         if (fd < 0) return set_error(DI_INTERNAL, "memfd_create failed");
         const auto* p = static_cast<const char*>(image);
         for (uint64_t done = 0; done < bytes;) {
@@ -237,17 +242,21 @@ di_status module_load(di_handle ctx, const void* image, uint64_t bytes, const ch
             done += static_cast<uint64_t>(n);
         }
         lib = dlopen(("/proc/self/fd/" + std::to_string(fd)).c_str(), RTLD_NOW | RTLD_LOCAL);
-        close(fd);
     } else {
         return set_error(DI_UNSUPPORTED, std::string("image format \"") + fmt + "\": the simulator loads \"path\" or \"elf\" shared objects built from AscendC sources");
     }
-    if (!lib) return set_error(DI_INVALID_ARGUMENT, std::string("module_load: ") + dlerror());
+    if (!lib) {
+        const di_status s = set_error(DI_INVALID_ARGUMENT, std::string("module_load: ") + dlerror());
+        if (fd >= 0) close(fd);
+        return s;
+    }
     auto* entry = reinterpret_cast<const KernelEntry* (*)()>(dlsym(lib, "deepinfer_sim_kernels"));
     if (!entry) {
         dlclose(lib);
+        if (fd >= 0) close(fd);
         return set_error(DI_INVALID_ARGUMENT, "module_load: the shared object declares no simulator kernels (deepinfer_sim_kernels is missing)");
     }
-    Object m{Type::Module, o.device, lib, entry(), nullptr, ctx};
+    Object m{Type::Module, o.device, lib, entry(), nullptr, ctx, fd};
     *out = add(m);
     return DI_OK;
 }

@@ -154,9 +154,11 @@ bool is_aiv();
 
 // Where in the kernel's source an API call stands; every call takes it as its last, defaulted argument.
 struct Loc {
-    const char* file;
-    int line;
+    const char* file = "";
+    int line = 0;
+    // A constructor call, because g++ takes the line of a braced list from the template instead of from the caller.
+    constexpr Loc(const char* f = "", int l = 0) : file(f), line(l) {}
 };
 }  // namespace asc_sim
 
-#define ASC_LOC ::asc_sim::Loc asc_loc = ::asc_sim::Loc{__builtin_FILE(), __builtin_LINE()}
+#define ASC_LOC ::asc_sim::Loc asc_loc = ::asc_sim::Loc(__builtin_FILE(), __builtin_LINE())

@@ -1,0 +1,10 @@
+"""Kernels of the Ascend 950 backend: AscendC code in kernels/*.asc, one Python module per family for planning and launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfer.registry import Kernel
+from deepinfer_ascend950.ops.gemm import KERNELS as _GEMM
+
+KERNELS: Sequence[Kernel] = (*_GEMM,)

@@ -1,0 +1,136 @@
+"""The GEMM family: dense, grouped and masked products, one launch each.
+
+Invariants: group sizes stay on the device; every operand has one unit stride (rows or columns), which is checked in
+`supports` and not repaired here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepinfer.hal import Device, DeviceProps, Stream, Support
+from deepinfer.hal.types import YES
+from deepinfer.ops.deep_gmm.operand import PLAIN
+from deepinfer.registry import Call, Plan, TensorMeta
+from deepinfer_ascend950.ops.base import AscendKernel, arguments, read, write
+
+DENSE, GROUPED, MASKED = "deep_gmm.gemm", "deep_gmm.grouped_gemm", "deep_gmm.masked_grouped_gemm"
+MODES = {DENSE: 0, GROUPED: 1, MASKED: 2}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ENTRIES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+NAMES = {
+    DENSE: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "c", "bias", "out_dtype"),
+    GROUPED: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "counts", "starts", "out_dtype"),
+    MASKED: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "counts", "out_dtype"),
+}
+TAIL = "17q12i"  # GemmArgs behind its pointers
+LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Strides in bytes of a [rows, cols] matrix or a stack of them."""
+
+    row: int
+    col: int
+    group: int
+
+
+def strides(tensor: torch.Tensor | None) -> Matrix:
+    """Byte strides of a tensor's last two dimensions and of the one before; zeros for an absent one."""
+    if tensor is None:
+        return Matrix(0, 0, 0)
+    step, size = tensor.stride(), tensor.dtype.itemsize
+    col = 1 if tensor.shape[-1] == 1 else step[-1]  # the stride of a single column is never used
+    return Matrix(step[-2] * size, col * size, step[0] * size if len(step) > 2 else 0)
+
+
+def unit_stride(meta: TensorMeta) -> bool:
+    """Whether rows or columns of the last two dimensions lie one element apart, or there is but one of them."""
+    return any(step == 1 or size == 1 for step, size in zip(meta.stride[-2:], meta.shape[-2:], strict=True))
+
+
+def operand_reasons(call: Call, names: tuple[str, ...]) -> list[str]:
+    """Why operands cannot be read by the DMA engines as they lie."""
+    reasons = []
+    for name in names:
+        meta = call[name]
+        if not unit_stride(meta):
+            reasons.append(f"{name}: strides {meta.stride} have no unit among the last two")
+        if any(step == 0 and size > 1 for step, size in zip(meta.stride[-2:], meta.shape[-2:], strict=True)):
+            reasons.append(f"{name}: strides {meta.stride} repeat a row or column")
+        if max(meta.shape, default=0) > LIMIT:
+            reasons.append(f"{name}: a dimension beyond 2^31")
+    return reasons
+
+
+def output_reasons(call: Call) -> list[str]:
+    """Why the given output cannot be written as it lies."""
+    if call.out is None:
+        return []
+    meta = call.out[0]
+    return [] if meta.stride[-1] == 1 or meta.shape[-1] == 1 else [f"out: last stride {meta.stride[-1]}, must be 1"]
+
+
+def named(op: str, args: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(NAMES[op], args, strict=True))
+
+
+def gemm_arguments(op: str, values: dict[str, Any], d: torch.Tensor, depth: int, scale_rows: int) -> list[Any]:
+    """The argument block `GemmArgs` for one call; `scale_rows` rows of B share one scale."""
+    a, b, c, bias = values["a"], values["b"], values.get("c"), values.get("bias")
+    counts, starts = values.get("counts"), values.get("starts")
+    sa, sb = values["a_scale"], values["b_scale"]
+    ma, mb, md, mc, msa, msb = (strides(t) for t in (a, b, d, c, sa, sb))
+    index = [(t.stride(0) * t.element_size() if t is not None else 0) for t in (counts, starts)]
+    groups = b.shape[0] if MODES[op] else 1
+    tail = (
+        ma.row, ma.col, ma.group, mb.row, mb.col, mb.group, md.row, md.group, mc.row,
+        msa.row, msa.col, msa.group, msb.row, msb.col, msb.group, *index,
+        a.shape[-2], b.shape[-2], depth, groups, MODES[op], TYPES[d.dtype],
+        TYPES[c.dtype] if c is not None else 0, TYPES[bias.dtype] if bias is not None else 0,
+        counts.element_size() if counts is not None else 0, starts.element_size() if starts is not None else 0,
+        scale_rows, 0,
+    )
+    pointers = [read(a), read(b), write(d), read(sa), read(sb), read(c), read(bias), read(counts), read(starts)]
+    return arguments(pointers, TAIL, tail)
+
+
+class PlainGemm(AscendKernel):
+    """bf16, f16 and f32 operands on the cube, one core per 128 x 256 tile."""
+
+    source = "gemm_plain"
+    sources = ("kernels/gemm_plain.asc", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    batch_invariant = True
+
+    def __init__(self, op: str) -> None:
+        self.op, self.name = op, "ascend950_gemm_plain"
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        reasons = operand_reasons(call, ("a", "b")) + output_reasons(call)
+        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN):
+            reasons.append("operands are quantised")
+        if call["a"].shape[-1] == 0:
+            reasons.append("K is 0: nothing to multiply")
+        if self.op == DENSE:
+            bias = call["bias"]
+            if call["c"] is not None:
+                reasons.append("an addend C needs the vector epilogue")
+            if bias is not None and bias.shape[0] > 1 and bias.stride[0] != 1:
+                reasons.append("bias is not contiguous")
+        return Support.no(*reasons) if reasons else YES
+
+    def plan(self, device: Device, call: Call) -> Plan:
+        return Plan(state=self.load(device, f"gemm_{ENTRIES[call['a'].dtype]}"))
+
+    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
+        values, d = named(str(self.op), args), out[0]
+        if d.numel() == 0:
+            return
+        plan.state.launch(stream, plan.state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
+
+
+KERNELS = tuple(PlainGemm(op) for op in MODES)

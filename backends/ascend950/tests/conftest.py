@@ -1,0 +1,26 @@
+"""Registers this backend when its distribution is not installed, and gives tests the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from deepinfer_ascend950.drivers.sim import SimDriver, driver
+from deepinfer_ascend950.plugin import create
+
+from deepinfer.hal import discovery
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registered() -> None:
+    if discovery.state("ascend950").backend is None:
+        discovery.register_backend("ascend950", create)
+
+
+@pytest.fixture()
+def sim() -> Iterator[SimDriver]:
+    """The simulator with default options; options a test sets are undone after it."""
+    found = driver()
+    names = ("policy", "seed", "race", "ftz", "uninit", "deadline_s", "ai_cores", "ub_usable")
+    with found.options(**{name: found.get_option(name) for name in names}):
+        yield found
