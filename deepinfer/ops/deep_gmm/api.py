@@ -100,7 +100,8 @@ def grouped_gemm(
     """
     if (counts is None) == (offsets is None) or (offsets is not None and starts is not None):
         given = tuple(n for n, v in (("counts", counts), ("starts", starts), ("offsets", offsets)) if v is not None)
-        raise invalid(f"{GroupedGemm.name}: counts, starts, offsets", given, "give counts (with or without starts) or offsets")
+        rule = "give counts (with or without starts) or offsets"
+        raise invalid(f"{GroupedGemm.name}: counts, starts, offsets", given, rule)
     if offsets is not None:
         counts, starts = _from_offsets(GroupedGemm.name, offsets)
     left = flatten(GroupedGemm.name, "a", a)
@@ -243,7 +244,7 @@ def prepack(weights: torch.Tensor | Quantized) -> Packed:
         weights: [N, K] or [G, N, K], plain or `Quantized`. They must not change afterwards.
 
     Returns:
-        `Packed`, accepted wherever weights are. It keeps the plain weights and may hold a second copy (on cpu float32, so
+        `Packed`, accepted wherever weights are. It keeps the plain weights and may hold a second copy (on cpu float32,
         4 bytes per weight on top).
 
     Raises:

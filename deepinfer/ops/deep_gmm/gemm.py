@@ -25,14 +25,14 @@ class Gemm(OpSpec):
     """D [M, N] = A [M, K] x B [N, K]^T + C + bias, summed in float32, rounded once to `out_dtype`.
 
     Operands are plain (bf16 | f32 | f16, both alike) or quantised in one of these pairs (a "recipe" is format, block,
-    scale type): A e4m3 1x128 f32 with B e4m3 128x128 or 1x128 f32; A e4m3 1x32 UE8M0 with B e4m3 32x32 or 1x32 UE8M0, or
-    B e2m1 1x32 UE8M0 (two values per byte, K even). The last block along any dimension may be ragged. fp8 partial sums
+    scale type): A e4m3 1x128 f32, B e4m3 128x128 or 1x128 f32; A e4m3 1x32 UE8M0, B e4m3 32x32 or 1x32 UE8M0, or B
+    e2m1 1x32 UE8M0 (two values per byte, K even). The last block along any dimension may be ragged. fp8 partial sums
     with f32 scales are promoted to float32 at least every 128 of K. float32 inputs are multiplied as float32.
 
     C [M, N] has out_dtype or float32, bias [N] any plain dtype; both are added in float32. out_dtype is float32 or A's
-    dtype (bfloat16 for quantised operands). M = 0 or N = 0 give an empty result, K = 0 gives C + bias or zeros. Any M, N,
-    K and strides. A NaN in A makes its row NaN, in B its column. `b_packed` in layout `b_layout` ("" = none) holds the
-    same values as B in a form that some kernel prefers; results do not depend on it beyond the tolerance.
+    dtype (bfloat16 for quantised operands). M = 0 or N = 0 give an empty result, K = 0 gives C + bias or zeros. Any M,
+    N, K and strides. A NaN in A makes its row NaN, in B its column. `b_packed` in layout `b_layout` ("" = none) holds
+    the same values as B in a form that some kernel prefers; results do not depend on it beyond the tolerance.
     """
 
     name = "deep_gmm.gemm"
@@ -120,7 +120,7 @@ def check_packed(op: str, call: Call, name: str) -> None:
     """A packed form comes with the name of its layout and nothing else does."""
     packed, layout = call[f"{name}_packed"], call[f"{name}_layout"]
     if (packed is None) != (layout == ""):
-        raise invalid(f"{op}: {name}_layout", layout, f"must name the layout of {name}_packed exactly when that is given")
+        raise invalid(f"{op}: {name}_layout", layout, f"must be set if and only if {name}_packed is given")
 
 
 def operand_bytes(call: Call) -> int:

@@ -34,8 +34,8 @@ class GroupRows(OpSpec):
 
     Row m belongs to group ids[m]; an id outside [0, groups) belongs to none. Group g takes positions starts[g] ..
     starts[g] + counts[g] - 1, its rows in their old order (stable), starts ascending in g and multiples of `alignment`.
-    permutation[p] is the row at position p, -1 where there is none (gaps and the tail). P depends on shapes alone: M for
-    alignment 1, else M + groups * (alignment - 1) rounded up to a multiple of alignment. Exact.
+    permutation[p] is the row at position p, -1 where there is none (gaps and the tail). P depends on shapes alone: M
+    for alignment 1, else M + groups * (alignment - 1) rounded up to a multiple of alignment. Exact.
     """
 
     name = "deep_gmm.group_rows"

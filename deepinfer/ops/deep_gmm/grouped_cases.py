@@ -1,4 +1,4 @@
-"""Inputs of `deep_gmm.grouped_gemm`: uneven and empty groups, gaps, any order, out-of-range values, strides, bad calls."""
+"""Inputs of `deep_gmm.grouped_gemm`: uneven and empty groups, gaps, any order, out-of-range values, strides."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def make(
         _spoil(a[0] if bad == "a" else b[0][0])
     return {
         **data.flat("a", a, a_recipe), **data.flat("b", b, b_recipe), **data.unpacked(),
-        "counts": _vector(counts, index, strides), "starts": None if starts is None else _vector(starts, index, strides),
+        "counts": _vector(counts, index, strides),
+        "starts": None if starts is None else _vector(starts, index, strides),
         "out_dtype": out or dtype,
     }
 

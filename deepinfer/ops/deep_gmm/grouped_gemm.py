@@ -19,10 +19,10 @@ class GroupedGemm(OpSpec):
 
     Group g is rows [starts[g], starts[g] + counts[g]); both are int32 | int64 [G] on the device and never read on the
     host of an accelerator. Without `starts` the groups lie one behind another from row 0. Any sizes, 0 included, any
-    order, no alignment; gaps between groups are allowed. A count below 0 counts as 0, and a group is cut to [0, M): rows
-    outside A are never touched. A row of no group is not defined: it keeps its bytes in a caller's `out`, and whatever
-    A holds there does not matter. Groups must not overlap: a row of two groups has no defined value (`validate=True`
-    raises for overlaps, negative counts and rows outside [0, M)). Dtypes, recipes, rounding: as `deep_gmm.gemm`.
+    order, no alignment; gaps between groups are allowed. A count below 0 counts as 0, and a group is cut to [0, M):
+    rows outside A are never touched. A row of no group is not defined: it keeps its bytes in a caller's `out`, and
+    whatever A holds there does not matter. Groups must not overlap: a row of two groups has no defined value
+    (`validate=True` raises for overlaps, negative counts and rows outside [0, M)). Dtypes, recipes, rounding: as `deep_gmm.gemm`.
     """
 
     name = "deep_gmm.grouped_gemm"

@@ -59,7 +59,7 @@ class MaskedGroupedGemm(OpSpec):
         limits = rows.bounds(args["counts"].clamp(0, capacity), starts, groups * capacity)
         flat = (a.flatten(0, 1), None if a_scale is None else a_scale.flatten(0, 1), args["a_recipe"])
         weights = (b, args["b_scale"], args["b_recipe"])
-        found = portable.grouped(*flat, *weights, limits, args["out_dtype"]).unflatten(0, (groups, capacity))
+        found = portable.grouped(*flat, *weights, limits, args["out_dtype"]).view(groups, capacity, b.shape[1])
         return (grouped.deliver(found, out[0], _valid(args)),)
 
     def cost(self, call: Call) -> Cost:
@@ -104,4 +104,5 @@ class MaskedGroupedGemm(OpSpec):
 def _valid(args: Args) -> torch.Tensor:
     """bool [G, Mmax]: rows that count."""
     capacity = args["a"].shape[1]
-    return torch.arange(capacity, device=args["a"].device) < args["counts"].unsqueeze(-1)
+    found: torch.Tensor = torch.arange(capacity, device=args["a"].device) < args["counts"].unsqueeze(-1)
+    return found

@@ -23,19 +23,19 @@ OPS = ("deep_gmm.grouped_gemm", "deep_gmm.gemm")
 class PacksWeights(Protocol):
     """A kernel of an op in `OPS` that multiplies faster with weights in its own layout.
 
-    `layout` names that layout; the kernel meets it again as `b_layout` (`w13_layout`, `w2_layout`) with the tensor that
-    `pack` returned as `b_packed`, and decides in `supports` which layouts it takes.
+    `layout` names that layout; the kernel meets it again as `b_layout` (`w13_layout`, `w2_layout`) with the tensor
+    that `pack` returned as `b_packed`, and decides in `supports` which layouts it takes.
     """
 
     layout: str
 
     def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
-        """Weights [N, K] or [G, N, K] in the kernel's layout, on the same device; None = plain form is as good."""
+        """Weights [N, K] or [G, N, K] in the kernel's layout, same device; None = the plain form is as good."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Weights as given (`weights`), plus `packed` in layout `layout`; "" and None where no kernel wants another form."""
+    """Weights as given (`weights`), plus `packed` in layout `layout`; "" and None where no kernel wants it."""
 
     weights: torch.Tensor | Quantized
     packed: torch.Tensor | None = None

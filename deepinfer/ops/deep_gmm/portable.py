@@ -56,7 +56,7 @@ def grouped(
             left = widen(take(a, index), None if a_scale is None else take(a_scale, index), a_recipe)
             mine = owner[t0:t1]
             right = widen(take(weights, mine), None if factors is None else take(factors, mine), b_recipe)
-            product = torch.bmm(left.unflatten(0, (-1, tile)), right.transpose(1, 2)).flatten(0, 1)
+            product = torch.bmm(left.view(t1 - t0, tile, width), right.transpose(1, 2)).flatten(0, 1)
             target = torch.where(valid[t0:t1].reshape(-1), index, total)
             result[target, n0:n1] = product.to(out_dtype)
     return result[:total]

@@ -1,7 +1,7 @@
 """Which rows a group owns. The one place that gives `starts` and `counts` their meaning, out-of-range values included.
 
 Group g is rows [starts[g], starts[g] + counts[g]) cut to [0, M); a count below 0 is 0. Without `starts` the groups lie
-one behind another from row 0. Sums are 64-bit, and a start is cut to [-2^62, M] before a count is added, so nothing wraps.
+one behind another from row 0. Sums are 64-bit, and a start is cut to [-2^62, M] before a count is added: no wrap.
 """
 
 from __future__ import annotations
@@ -85,5 +85,6 @@ def check_values(op: str, counts: torch.Tensor, starts: torch.Tensor | None, tot
     end = 0
     for first, last, g in sorted(spans):
         if first < end:
-            raise invalid(f"{op}: group {g}", (first, last), f"shares rows with group {before}, which ends at {end}", end)
+            rule = f"shares rows with group {before}, which ends at {end}"
+            raise invalid(f"{op}: group {g}", (first, last), rule, nearest=end)
         end, before = last, g

@@ -33,12 +33,13 @@ def make(
     counts, starts, m = layout
     dtype, a_recipe, b_recipe = data.PAIRS[pair]
     shapes = ((m, k), (len(counts), 2 * width, k), (len(counts), h, width))
+    recipes = (a_recipe, b_recipe, b_recipe)
     if bulk:
-        x, w13, w2 = (data.bulk(s, r, dtype, generator) for s, r in zip(shapes, (a_recipe, b_recipe, b_recipe)))
+        x, w13, w2 = (data.bulk(s, r, dtype, generator) for s, r in zip(shapes, recipes, strict=True))
     else:
         wide = [torch.randn(shape, generator=generator) for shape in shapes]
         wide[1] *= 2 / max(k, 1) ** 0.5
-        x, w13, w2 = (data.encode(v, r, dtype) for v, r in zip(wide, (a_recipe, b_recipe, b_recipe)))
+        x, w13, w2 = (data.encode(v, r, dtype) for v, r in zip(wide, recipes, strict=True))
     if strides:
         x, w13, w2 = (data.restride(strides, value) for value in (x, w13, w2))
     return {
@@ -50,7 +51,9 @@ def make(
     }
 
 
-def _case(op: str, pair: str, layout: str, size: tuple[int, int, int], refs: tuple[str, ...] = (), **options: Any) -> Case:
+def _case(
+    op: str, pair: str, layout: str, size: tuple[int, int, int], refs: tuple[str, ...] = (), **options: Any
+) -> Case:
     h, k, width = size
     shape = LAYOUTS[layout]
     shown = {key: str(val).removeprefix("torch.") for key, val in options.items()}

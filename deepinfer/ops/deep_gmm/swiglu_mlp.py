@@ -28,11 +28,11 @@ class GroupedSwigluMlp(OpSpec):
     """y[m] = act(x[m] x w13[g]^T) x w2[g]^T for every row m of group g; x [M, K], w13 [G, 2I, K], w2 [G, H, I].
 
     h = x x w13^T (gate = columns [0, I), up = [I, 2I)) is summed in float32 and rounded to the middle dtype: x's dtype,
-    bfloat16 for quantised x. Then in float32: gate = min(gate, limit), up = clamp(up, -limit, limit) (no limit: neither),
+    bfloat16 for quantised x. Then in float32: gate = min(gate, limit), up = clamp(up, -limit, limit) (no limit: none),
     a = silu(gate) * up * route_weights[m]. `quantize` says how a enters the second product: "" rounds it to the middle
     dtype (w2 plain), "fp8_1x128" quantises it to e4m3 with f32 scales per 128 (w2 e4m3 128x128 or 1x128), "mxfp8" with
-    UE8M0 scales per 32 (w2 e4m3 32x32 or 1x32, or e2m1 1x32), both by the rules of `quant.quantize_fp8`. y is float32 or
-    the middle dtype. Recipes, groups, gaps, undefined rows and `validate` as `deep_gmm.grouped_gemm`.
+    UE8M0 scales per 32 (w2 e4m3 32x32 or 1x32, or e2m1 1x32), both by the rules of `quant.quantize_fp8`. y is float32
+    or the middle dtype. Recipes, groups, gaps, undefined rows and `validate` as `deep_gmm.grouped_gemm`.
     """
 
     name = "deep_gmm.grouped_swiglu_mlp"
@@ -130,7 +130,8 @@ class GroupedSwigluMlp(OpSpec):
 def _check_second(op: str, call: Call) -> None:
     """The activation's form must fit w2."""
     if call["quantize"] not in QUANTIZE:
-        raise invalid(f"{op}: quantize", call["quantize"], f"must be one of {tuple(QUANTIZE)} ('' = None)", "'fp8_1x128'")
+        rule = f"must be one of {tuple(QUANTIZE)} ('' = None)"
+        raise invalid(f"{op}: quantize", call["quantize"], rule, nearest="'fp8_1x128'")
     recipe, wanted = QUANTIZE[call["quantize"]], call["w2_recipe"]
     if wanted not in operand.PAIRS[recipe]:
         fits = [name for name, form in QUANTIZE.items() if wanted in operand.PAIRS[form]]

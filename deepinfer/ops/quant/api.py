@@ -34,7 +34,7 @@ def quantize_fp8(
 
     Args:
         x: [..., rows, cols] f32, bf16 or f16; any strides.
-        block: (rows, cols) that share a scale: (1, 128) and (1, 32) for activations, (128, 128) and (32, 32) for weights;
+        block: (rows, cols) that share a scale: (1, 128), (1, 32) for activations, (128, 128), (32, 32) for weights;
             any positive pair works, the last block may be ragged.
         scale_dtype: "f32" (amax / 448 as it is) or "ue8m0" (rounded up to a power of two, stored as exponent byte).
         amax_floor: lower bound of a block's largest magnitude; 0 means none (a zero block then has scale 1).

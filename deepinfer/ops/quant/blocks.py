@@ -30,12 +30,12 @@ def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
 
 
 def tiled(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """[..., rows, cols] -> [..., rb, block rows, cb, block cols], ragged ends filled with zeros (a view if possible)."""
+    """[..., rows, cols] -> [..., rb, block rows, cb, block cols], ragged ends filled with zeros."""
     rows, cols = x.shape[-2:]
     rb, cb = grid((rows, cols), block)
     if rb * block[0] != rows or cb * block[1] != cols:
         x = torch.nn.functional.pad(x, (0, cb * block[1] - cols, 0, rb * block[0] - rows))
-    return x.unflatten(-1, (cb, block[1])).unflatten(-3, (rb, block[0]))
+    return x.reshape(*x.shape[:-2], rb, block[0], cb, block[1])
 
 
 def untiled(tiles: torch.Tensor, rows: int, cols: int) -> torch.Tensor:

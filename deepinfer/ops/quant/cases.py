@@ -102,7 +102,8 @@ def _sweep(op: str, shapes: Sequence[Sequence[int]], plains: Sequence[dict[str, 
                 yield _case(op, params, make, refs, edge=0 in shape or data != "randn")
         for strides in VIEWS[1:]:
             params = {"shape": "6x130", "dtype": "float32", "data": "randn", "view": strides, **names}
-            yield _case(op, params, partial(_quantizer_args, (6, 130), torch.float32, "randn", strides, plain), ("C35",))
+            make = partial(_quantizer_args, (6, 130), torch.float32, "randn", strides, plain)
+            yield _case(op, params, make, ("C35",))
 
 
 def fp8_cases(op: str) -> Iterable[Case]:
@@ -137,10 +138,11 @@ def quantizer_errors(op: str, good: Make) -> Iterable[ErrorCase]:
         ("not-a-tensor", {"x": [[1.0]]}, ("x", "Tensor")),
     )
     for name, change, mentions in changes:
-        yield ErrorCase(op, name, partial(_changed, good, change), InvalidArgument, mentions)
+        yield ErrorCase(op, name, partial(changed, good, change), InvalidArgument, mentions)
 
 
-def _changed(good: Make, change: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+def changed(good: Make, change: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+    """Arguments of a good call with some replaced."""
     return good(generator) | change
 
 
@@ -183,7 +185,7 @@ def dequantize_cases(op: str) -> Iterable[Case]:
         names = {"format": element, "block": f"{block[0]}x{block[1]}", "scale_dtype": scale_dtype}
         for i, shape in enumerate(shapes):
             dtype = dtypes[(n + i) % 3]
-            params = {"shape": "x".join(map(str, shape)), **names, "dtype": short(dtype)}
+            params: dict[str, Any] = {"shape": "x".join(map(str, shape)), **names, "dtype": short(dtype)}
             make = partial(_random_quantized, shape, block, scale_dtype, element, "plain", dtype)
             yield _case(op, params, make, edge=0 in shape)
         for strides in ("transposed", "expanded"):
@@ -245,7 +247,7 @@ def pack_errors(op: str) -> Iterable[ErrorCase]:
         ("rows-shape", {"rows": torch.tensor([1])}, ("rows",)),
     )
     for name, change, mentions in changes:
-        yield ErrorCase(op, name, partial(_changed, pack_args, change), InvalidArgument, mentions)
+        yield ErrorCase(op, name, partial(changed, pack_args, change), InvalidArgument, mentions)
     for value in (0.3, 1e-45, 0.0, -1.0, torch.nan, torch.inf):
         make = partial(_bad_scale, value)
         yield ErrorCase(op, f"value{value}", make, InvalidArgument, ("row 2", "power of two"), validate=True)

@@ -1,8 +1,8 @@
 """Byte codecs of the small float formats, exact to the bit: e4m3 (fn), e2m1, UE8M0.
 
 Rules (design: ops.md 2; format facts: OCP Microscaling 1.0, FP8 E4M3FN): encoding rounds to nearest, ties to the even
-code; e4m3 and e2m1 saturate (infinities too); e4m3 keeps NaN; e2m1 has no NaN and encodes one as +0, so quantisers mark NaN blocks in the
-scale. UE8M0 is a biased power-of-two exponent without sign or zero; 0xFF is NaN.
+code; e4m3 and e2m1 saturate (infinities too); e4m3 keeps NaN; e2m1 has no NaN and encodes one as +0, so quantisers
+mark NaN blocks in the scale. UE8M0 is a biased power-of-two exponent without sign or zero; 0xFF is NaN.
 """
 
 from __future__ import annotations

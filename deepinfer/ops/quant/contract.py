@@ -26,7 +26,7 @@ def matrix(op: str, call: Call) -> None:
     """x must be a matrix [..., rows, cols] of a float dtype and block legal."""
     x = call["x"]
     if x.ndim < 2:
-        raise invalid(f"{op}: x", list(x.shape), "must have at least 2 dimensions [..., rows, cols]; unsqueeze a vector")
+        raise invalid(f"{op}: x", list(x.shape), "must have at least 2 dimensions [..., rows, cols]")
     checks.dtype(op, "x", x, INPUTS)
     block(op, call["block"])
 

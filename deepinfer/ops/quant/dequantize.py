@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -43,7 +44,8 @@ class Dequantize(OpSpec):
     def check(self, call: Call) -> None:
         contract.quantized(self.name, call["data"], call["scale"], call["block"], call["scale_dtype"], call["format"])
         if call["dtype"] not in contract.INPUTS:
-            raise invalid(f"{self.name}: dtype", str(call["dtype"]), f"must be one of {contract.INPUTS}", "torch.float32")
+            rule = f"must be one of {contract.INPUTS}"
+            raise invalid(f"{self.name}: dtype", str(call["dtype"]), rule, nearest="torch.float32")
 
     def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
         data = call["data"]
@@ -78,7 +80,7 @@ class Dequantize(OpSpec):
             ("block", {"block": (0, 128)}, ("block", "0")),
         )
         for name, change, mentions in wrong:
-            yield ErrorCase(self.name, name, lambda g, c=change: good(g) | c, InvalidArgument, mentions)
+            yield ErrorCase(self.name, name, partial(cases.changed, good, change), InvalidArgument, mentions)
 
     def tolerance(self, args: Args, output: str) -> Tolerance:
         return EXACT

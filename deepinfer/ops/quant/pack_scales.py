@@ -40,8 +40,8 @@ class PackScales(OpSpec):
     block_rows. Words beyond mn, beyond `rows` and bytes beyond KB are 0. `rows` (shape [...], or absent = mn) counts
     the valid matrix rows of each matrix, clamped to [0, mn]; scales of the others are padding and never looked at.
 
-    For "ue8m0x4_mn" every valid scale must be a power of two in [2^-127, 2^127]: `validate` raises naming the row; without
-    it such a scale becomes the NaN byte 0xFF, so that the mistake shows in every result that uses it.
+    For "ue8m0x4_mn" every valid scale must be a power of two in [2^-127, 2^127]: `validate` raises naming the row;
+    without it such a scale becomes the NaN byte 0xFF, so that the mistake shows in every result that uses it.
     """
 
     name = "quant.pack_scales"
@@ -109,7 +109,8 @@ class PackScales(OpSpec):
             found = torch.where(keep, wide, torch.zeros_like(wide)).transpose(-1, -2)
             return contract.deliver((torch.nn.functional.pad(found, fill).contiguous(),), out)
         byte = torch.where(keep, _exponent(wide), 0).transpose(-1, -2)
-        byte = torch.nn.functional.pad(byte, (*fill, 0, -scale.shape[-1] % 4)).unflatten(-2, (-1, 4))
+        byte = torch.nn.functional.pad(byte, (*fill, 0, -scale.shape[-1] % 4))
+        byte = byte.reshape(*byte.shape[:-2], byte.shape[-2] // 4, 4, byte.shape[-1])
         word = byte[..., 0, :] | byte[..., 1, :] << 8 | byte[..., 2, :] << 16 | byte[..., 3, :] << 24
         return contract.deliver((word.contiguous(),), out)
 
@@ -143,15 +144,16 @@ def _valid(args: Args) -> torch.Tensor:
     """[..., R * block_rows] bool: which matrix rows hold a scale that counts."""
     scale, mn, rows = args["scale"], args["mn"], args["rows"]
     row = torch.arange(scale.shape[-2] * args["block_rows"], device=scale.device)
-    if rows is None:
-        return (row < mn).expand(*scale.shape[:-2], -1)
-    return row < rows.clamp(max=mn).unsqueeze(-1)
+    limit = torch.full(scale.shape[:-2], mn, device=scale.device) if rows is None else rows.clamp(max=mn)
+    found: torch.Tensor = row < limit.unsqueeze(-1)
+    return found
 
 
 def _power_of_two(scale: torch.Tensor) -> torch.Tensor:
     """Whether float32 values are powers of two in [2^-127, 2^127], by their bits."""
     bits = scale.contiguous().view(torch.int32)
-    return ((bits & 0x7FFFFF == 0) & (bits > 0) & (bits < 0x7F800000)) | (bits == 1 << 22)
+    found: torch.Tensor = ((bits & 0x7FFFFF == 0) & (bits > 0) & (bits < 0x7F800000)) | (bits == 1 << 22)
+    return found
 
 
 def _exponent(scale: torch.Tensor) -> torch.Tensor:
