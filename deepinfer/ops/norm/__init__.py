@@ -1,5 +1,5 @@
 """RMS normalisation, with and without a residual add."""
 
-from deepinfer.ops.norm.api import rms_norm
+from deepinfer.ops.norm.api import fused_add_rms_norm, rms_norm
 
-__all__ = ["rms_norm"]
+__all__ = ["fused_add_rms_norm", "rms_norm"]

@@ -70,15 +70,18 @@ class RmsNorm(OpSpec):
                 params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
                 edge = {"edge"} if 0 in shape else set()
                 yield Case(self.name, params, partial(_make, shape, dtype), frozenset({"quick", *edge}))
-        params = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
-        yield Case(self.name, params, partial(_make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
+        bench: dict[str, Any] = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
+        yield Case(self.name, bench, partial(_make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
 
     def error_cases(self) -> Iterable[ErrorCase]:
-        wrong = partial(_make, (2, 8), torch.float32)
-        yield ErrorCase(self.name, "weight-size", lambda g: wrong(g) | {"weight": torch.ones(7)}, InvalidArgument, ("weight", "8"))
-        yield ErrorCase(self.name, "dtype", lambda g: wrong(g) | {"x": torch.ones(2, 8).int()}, InvalidArgument, ("x", "int32"))
-        yield ErrorCase(self.name, "eps", lambda g: wrong(g) | {"eps": -1.0}, InvalidArgument, ("eps", "-1.0"))
-        yield ErrorCase(self.name, "not-a-tensor", lambda g: wrong(g) | {"x": [1.0]}, InvalidArgument, ("x", "Tensor"))
+        spoiled: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+            "weight-size": ({"weight": torch.ones(7)}, ("weight", "8")),
+            "dtype": ({"x": torch.ones(2, 8).int()}, ("x", "int32")),
+            "eps": ({"eps": -1.0}, ("eps", "-1.0")),
+            "not-a-tensor": ({"x": [1.0]}, ("x", "Tensor")),
+        }
+        for name, (change, mentions) in spoiled.items():
+            yield ErrorCase(self.name, name, partial(_spoil, change), InvalidArgument, mentions)
 
     def tolerance(self, args: Args, output: str) -> Tolerance:
         return TOLERANCES[args["x"].dtype]
@@ -88,3 +91,7 @@ def _make(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
     x = torch.randn(shape, generator=generator) * 3
     weight = torch.rand(shape[-1], generator=generator) + 0.5
     return {"x": x.to(dtype), "weight": weight.to(dtype), "eps": 1e-6}
+
+
+def _spoil(change: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
+    return {**_make((2, 8), torch.float32, generator), **change}
