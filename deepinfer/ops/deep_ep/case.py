@@ -27,6 +27,18 @@ UNTOUCHED = 0x5A
 
 
 @dataclass(frozen=True)
+class _Plan:
+    """A whole case, by rank: what goes in, what comes out, what is sent back (y, weights, bias) and its sums."""
+
+    inputs: list[reference.RankInput]
+    outputs: list[reference.RankOutput]
+    back: list[torch.Tensor]
+    weights: list[torch.Tensor | None]
+    biases: list[torch.Tensor | None]
+    combined: list[torch.Tensor]
+
+
+@dataclass(frozen=True)
 class EpCase:
     """One dispatch and its combine on R ranks.
 
@@ -78,6 +90,17 @@ class EpCase:
     def run(self, device: str | Device) -> list[str]:
         """Run on `device` (all ranks on it) and compare all bits; one text per mismatch."""
         opened = open_device(device) if isinstance(device, str) else device
+        group = LocalGroup(self.params["ranks"], [opened] * self.params["ranks"])
+        plan = self._plan()
+        found = group.run(lambda rank: self._check(group, opened, rank, plan))
+        return [f"{self.id}: rank {rank}: {text}" for rank, texts in enumerate(found) for text in texts]
+
+    def run_rank(self, group: Any, rank: int, device: Device) -> list[str]:
+        """As `run` for one rank of a group that exists already, e.g. of processes; all ranks call it."""
+        return [f"{self.id}: rank {rank}: {text}" for text in self._check(group, device, rank, self._plan())]
+
+    def _plan(self) -> _Plan:
+        """Inputs and expected outputs of all ranks."""
         inputs, outputs = self.inputs(), self.expected()
         back = [self._results(rank, output) for rank, output in enumerate(outputs)]
         biases = [self._bias(rank) for rank in range(self.params["ranks"])]
@@ -85,14 +108,13 @@ class EpCase:
         if self.params["layout"] == "tokens" and self.params["weights"]:
             weights = [entry.weights.sum(1) for entry in outputs]
         combined = reference.combine(inputs, outputs, back, weights, biases, self.params["reduce"])
-        group = LocalGroup(self.params["ranks"], [opened] * self.params["ranks"])
+        return _Plan(inputs, outputs, back, weights, biases, combined)
 
-        def step(rank: int) -> list[str]:
-            found, y = self._step(group, opened, inputs[rank], back[rank], weights[rank], biases[rank])
-            return _compare(outputs[rank], combined[rank], found, y)
-
-        results = group.run(step)
-        return [f"{self.id}: rank {rank}: {text}" for rank, texts in enumerate(results) for text in texts]
+    def _check(self, group: Any, device: Device, rank: int, plan: _Plan) -> list[str]:
+        found, y = self._step(
+            group, device, plan.inputs[rank], plan.back[rank], plan.weights[rank], plan.biases[rank]
+        )
+        return _compare(plan.outputs[rank], plan.combined[rank], found, y)
 
     def bench(self, device: str | Device, repeats: int = 10) -> dict[str, list[float]]:
         """Wall seconds of each repeat of "dispatch" and "combine": the slowest rank's, all starting together."""
@@ -127,7 +149,7 @@ class EpCase:
         device.synchronize()
         return middle - began, time.perf_counter() - start
 
-    def _buffer(self, group: LocalGroup) -> ExpertBuffer:
+    def _buffer(self, group: Any) -> ExpertBuffer:
         p = self.params
         return ExpertBuffer(
             group, max(p["tokens"]) + 1, p["hidden"], p["experts"], p["top_k"], self.row_dtype,
@@ -135,7 +157,7 @@ class EpCase:
         )
 
     def _step(
-        self, group: LocalGroup, device: Device, given: reference.RankInput, back: torch.Tensor,
+        self, group: Any, device: Device, given: reference.RankInput, back: torch.Tensor,
         weights: torch.Tensor | None, bias: torch.Tensor | None,
     ) -> tuple[dict[str, Any], torch.Tensor]:
         """One rank's dispatch and combine; everything returned lies on the CPU."""

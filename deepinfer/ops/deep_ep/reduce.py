@@ -18,7 +18,7 @@ from deepinfer.ops.deep_ep.geometry import DTYPES
 from deepinfer.registry import EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
 from deepinfer.registry.spec import Args, Tensors
 
-BLOCK_TOKENS = 1024
+BLOCK_VALUES = 1 << 18  # float32 accumulators of a block: 1 MiB, so that they stay in a core's cache
 
 
 @register
@@ -71,8 +71,9 @@ class Reduce(OpSpec):
         y = out[0]
         if y is None:
             y = torch.empty((tokens, rows.shape[1]), dtype=args["out_dtype"], device=rows.device)
-        for begin in range(0, tokens, BLOCK_TOKENS):
-            part = slice(begin, min(begin + BLOCK_TOKENS, tokens))
+        block = max(1, BLOCK_VALUES // max(rows.shape[1], 1))
+        for begin in range(0, tokens, block):
+            part = slice(begin, begin + block)
             bias = None if args["bias"] is None else args["bias"][part]
             y[part] = _block(rows, index[part], args["weights"], bias)
         return (y,)
@@ -144,12 +145,13 @@ def _block(
         return acc
     for lane in range(lanes):
         place = index[:, lane].long()
-        used = (place >= 0) & (place < rows.shape[0])
-        place = torch.where(used, place, 0)
+        unused = (place < 0) | (place >= rows.shape[0])
+        place = place.masked_fill(unused, 0)
         term = rows.index_select(0, place).float()
         if weights is not None:
             term *= weights.index_select(0, place).unsqueeze(1)
-        acc = torch.where(used.unsqueeze(1), acc + term, acc)
+        # Adding -0.0 changes no value at all, a signed zero included; adding +0.0 would turn -0.0 into +0.0.
+        acc += term.masked_fill_(unused.unsqueeze(1), -0.0)
     return acc
 
 
