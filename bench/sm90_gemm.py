@@ -118,11 +118,10 @@ def overhead(device: deepinfer.hal.Device) -> dict[str, float]:
         found[f"{name}_us"] = round((time.perf_counter() - start) / 2000 * 1e6, 2)
         torch.cuda.synchronize()
     entry = deep_gmm.api._gemm.resolve(device, (a, None, "plain", b, None, "plain", None, "", None, None, torch.bfloat16), (out,))
-    state = entry.plan.state[0]
-    prepared, handle = next(iter(state.prepared.values())), device.current_stream().handle
+    prepared, stream = next(iter(entry.plan.state[0]._found.values())), device.current_stream()
     start = time.perf_counter()
     for _ in range(2000):
-        prepared.launch(handle)
+        prepared(stream)
     found["launch_us"] = round((time.perf_counter() - start) / 2000 * 1e6, 2)
     torch.cuda.synchronize()
     return found

@@ -24,15 +24,15 @@ def variants(device: deepinfer.hal.Device, a: torch.Tensor, b: torch.Tensor) -> 
     for tile in gemm.TILES:
         for group in (4, 8, 16):
             out = torch.empty_like(reference)
-            state = kernel.load(device)
+            code = kernel.load(device)
             gemm.raster_group = lambda *_args, group=group: group
-            prepared = gemm.prepare(state, device, tile, a, b, out)
-            handle = device.current_stream().handle
-            prepared.launch(handle)
+            prepared = gemm.prepare(code, device, tile, a, b, out)
+            stream = device.current_stream()
+            prepared(stream)
             torch.cuda.synchronize()
             if not torch.allclose(out.float(), reference.float(), rtol=2e-2, atol=0.5):
                 print("WRONG", tile, group)
-            found[f"{tile.rows}x{tile.cols}x{tile.stages}_c{tile.cluster}_g{group}"] = lambda p=prepared, h=handle: p.launch(h)
+            found[f"{tile.rows}x{tile.cols}x{tile.stages}_c{tile.cluster}_g{group}"] = lambda p=prepared, s=stream: p(s)
     return found
 
 

@@ -7,7 +7,7 @@ their resolved kernels in `dispatch_cache`, which lives and dies with the device
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,23 @@ class Executable(abc.ABC):
         **attributes: Any,
     ) -> None:
         """Launch kernel `name`. `attributes` (cluster=(x, y, z), ...) need the matching capability."""
+
+    def prepare(
+        self,
+        name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        args: Sequence[Arg],
+        *,
+        smem_bytes: int = 0,
+        **attributes: Any,
+    ) -> Callable[[Stream], None]:
+        """A launch to repeat on any stream; runtimes with a costly launch path override this to do the work once."""
+
+        def enqueue(stream: Stream) -> None:
+            self.launch(name, grid, block, args, stream=stream, smem_bytes=smem_bytes, **attributes)
+
+        return enqueue
 
 
 class Graph(abc.ABC):

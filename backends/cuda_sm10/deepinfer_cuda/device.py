@@ -77,7 +77,7 @@ class CudaExecutable(Executable):
         self, name: str, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Arg], *,
         stream: Stream, smem_bytes: int = 0, **attributes: Any,
     ) -> None:
-        self.prepare(name, grid, block, args, smem_bytes=smem_bytes, **attributes).launch(stream.handle)
+        self.prepare(name, grid, block, args, smem_bytes=smem_bytes, **attributes)(stream)
 
 
 class CudaGraph(Graph):

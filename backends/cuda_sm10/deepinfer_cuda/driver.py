@@ -17,6 +17,7 @@ from cuda.bindings import driver as cu
 from deepinfer.errors import invalid
 from deepinfer.hal import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe
 from deepinfer.hal.driver import Dim3
+from deepinfer.hal.driver_device import DriverStream
 from deepinfer_cuda import detect
 from deepinfer_cuda.result import check
 
@@ -154,7 +155,9 @@ class CudaDriver:
     ) -> None:
         from deepinfer_cuda.launch import Prepared
 
-        Prepared(fn, grid, block, smem_bytes, args).launch(stream)
+        target = DriverStream(self, 0, 0)
+        target.handle = stream
+        Prepared(fn, grid, block, smem_bytes, args)(target)
 
     def extension(self, name: str) -> Any | None:
         return None

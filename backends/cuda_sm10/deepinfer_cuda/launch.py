@@ -13,24 +13,20 @@ from collections.abc import Sequence
 
 from cuda.bindings import driver as cu
 
-from deepinfer.hal import Arg
+from deepinfer.hal import Arg, Stream
 from deepinfer.hal.driver import Dim3
 from deepinfer_cuda.driver import parameter_block
 from deepinfer_cuda.result import check
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
-_raised: set[tuple[int, int]] = set()
-_lock = threading.Lock()
 
 
 def allow_shared(fn: int, smem_bytes: int) -> None:
-    """Raise the kernel's dynamic shared-memory limit; needed once above 48 KB."""
-    if smem_bytes <= DEFAULT_SHARED_LIMIT or (fn, smem_bytes) in _raised:
+    """Raise the kernel's dynamic shared-memory limit; needed above 48 KB."""
+    if smem_bytes <= DEFAULT_SHARED_LIMIT:
         return
     attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     check("cuFuncSetAttribute", cu.cuFuncSetAttribute(cu.CUfunction(fn), attribute, smem_bytes))
-    with _lock:
-        _raised.add((fn, smem_bytes))
 
 
 class Prepared:
@@ -61,10 +57,10 @@ class Prepared:
         self._config = config
         self._lock = threading.Lock()
 
-    def launch(self, stream: int) -> None:
-        """Enqueue on CUDA stream `stream`."""
+    def __call__(self, stream: Stream) -> None:
+        """Enqueue on `stream`."""
         with self._lock:
-            self._config.hStream = cu.CUstream(stream)
+            self._config.hStream = cu.CUstream(stream.handle)
             (status,) = cu.cuLaunchKernelEx(self._config, self._fn, self._params, 0)
         if int(status) != 0:
             check("cuLaunchKernelEx", (status,))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from deepinfer.hal import Arg, Device, DeviceProps, Stream, Support
+from deepinfer.hal import Arg, Device, DeviceProps, Executable, Stream, Support
 from deepinfer.registry import Call, Plan, TensorMeta
-from deepinfer_cuda.kernels.base import CudaKernel, LaunchState
+from deepinfer.registry.prepared import PreparedLaunches
+from deepinfer_cuda.kernels.base import CudaKernel
 from deepinfer_cuda.tensor_map import matrix_map
 
 
@@ -108,7 +110,7 @@ class Sm90GemmBf16(CudaKernel):
         rows, depth = call["a"].shape
         cols = call["b"].shape[0]
         tile = choose(rows, cols, depth, device.props.compute_units)
-        return Plan(state=(self.load(device), device, tile))
+        return Plan(state=(PreparedLaunches(), self.load(device), device, tile))
 
     def run(
         self,
@@ -118,14 +120,15 @@ class Sm90GemmBf16(CudaKernel):
         out: tuple[torch.Tensor | None, ...],
         workspace: torch.Tensor | None,
     ) -> None:
-        state: LaunchState
-        state, device, tile = plan.state
+        launches, code, device, tile = plan.state
         a, b, d = args[0], args[3], out[0]
         if d is not None:
-            state.launch(stream, (a, b, d), lambda: prepare(state, device, tile, a, b, d))
+            launches.run(stream, (a, b, d), lambda: prepare(code, device, tile, a, b, d))
 
 
-def prepare(state: LaunchState, device: Any, tile: Tile, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> Any:
+def prepare(
+    code: Executable, device: Any, tile: Tile, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor
+) -> Callable[[Stream], None]:
     """Tensor maps, scalars and grid of one launch."""
     rows, depth = a.shape
     cols = b.shape[0]
@@ -135,7 +138,7 @@ def prepare(state: LaunchState, device: Any, tile: Tile, a: torch.Tensor, b: tor
     args += [Arg(struct.pack("<I", value)) for value in (rows, cols, depth, group)]
     clusters = ceil_div(ceil_div(rows, tile.rows), tile.cluster) * ceil_div(cols, tile.cols)
     blocks = min(clusters, device.props.compute_units // tile.cluster) * tile.cluster
-    return state.executable.prepare(
+    return code.prepare(
         tile.symbol, (blocks, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
         cluster=(tile.cluster, 1, 1),
     )
