@@ -6,6 +6,12 @@ from deepinfer.engine.outputs import CompletionOutput, Logprob, RequestMetrics, 
 from deepinfer.engine.params import SamplingParams
 
 __all__ = [
-    "LLM", "CompletionOutput", "EngineConfig", "Logprob", "RequestMetrics", "RequestOutput", "SamplingParams",
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
     "StreamOutput",
 ]

@@ -51,7 +51,15 @@ def build_step(table: BatchTable, plan: dict[Sequence, int], device: Device, all
     slots = table.blocks[token_rows, positions // table.page] * table.page + positions % table.page
     cu_q = np.concatenate([[0], np.cumsum(counts[decodes:])])
     logit_rows = np.zeros(0, np.int64) if ends is None or all_rows else ends - 1
-    parts = [np.asarray(tokens, np.int64), positions, slots, table.blocks[rows, :width], computed + counts, cu_q, logit_rows]
+    parts = [
+        np.asarray(tokens, np.int64),
+        positions,
+        slots,
+        table.blocks[rows, :width],
+        computed + counts,
+        cu_q,
+        logit_rows,
+    ]
     t, p, s, b, lengths, c, wanted = _to_device(parts, device)
     return StepInput(t, p, s, b, lengths, c, decodes, None if wanted.numel() == 0 else wanted)
 

@@ -50,13 +50,26 @@ def build_engine(directory: Path, device: str | Device | None, config: EngineCon
     tokenizer = open_tokenizer(token_dir)
     template = None if tokenizer is None else load_template(token_dir, tokenizer.config or tokenizer_config(token_dir))
     eos = end_tokens(directory, model_config, tokenizer)
-    weights = open_weights(directory, model_config, DTYPES[config.dtype], config.load_format == "dummy", config.seed or 0)
+    weights = open_weights(directory, model_config, DTYPES[config.dtype], _compute(target, config), _dummy_seed(config))
+    if config.activation_dtype == "bfloat16" and weights.dtype is torch.float32:
+        raise invalid("activation_dtype", "bfloat16", "this checkpoint's weights are float32", nearest="'float32'")
     with use_backend(target):
         capped = _wanted_len(model_config, config)
         model = Model(target, model_config, weights, capped)
         blocks, max_len = _cache_size(model, config, capped)
         core = EngineCore(model, config, max_len, blocks, tokenizer)
     return Parts(core, Intake(tokenizer, model_config.vocab_size, eos, max_len, config.seed), template)
+
+
+def _compute(device: Device, config: EngineConfig) -> torch.dtype | None:
+    """Dtype of activations, None = as the weights."""
+    if config.activation_dtype == "auto" and device.props.kind is DriverKind.HOST:
+        return torch.float32
+    return DTYPES[config.activation_dtype]
+
+
+def _dummy_seed(config: EngineConfig) -> int | None:
+    return (config.seed or 0) if config.load_format == "dummy" else None
 
 
 def _wanted_len(model: ModelConfig, config: EngineConfig) -> int:
@@ -79,10 +92,12 @@ def _cache_size(model: Model, config: EngineConfig, wanted: int) -> tuple[int, i
         return blocks, wanted
     if config.max_model_len is not None or blocks < 1:
         raise InvalidArgument(
-            f"the cache holds {blocks} blocks of {page} tokens, one sequence of max_model_len {wanted} needs {per_sequence}; "
-            f"lower max_model_len to {blocks * page}, or raise num_blocks or memory_fraction"
+            f"the cache holds {blocks} blocks of {page} tokens, one sequence of max_model_len {wanted} needs "
+            f"{per_sequence}; lower max_model_len to {blocks * page}, or raise num_blocks or memory_fraction"
         )
-    logger.info("max_model_len is %d: %d cache blocks of %d tokens hold no longer sequence", blocks * page, blocks, page)
+    logger.info(
+        "max_model_len is %d: %d cache blocks of %d tokens hold no longer sequence", blocks * page, blocks, page
+    )
     return blocks, blocks * page
 
 

@@ -22,6 +22,9 @@ class EngineConfig:
 
     Attributes:
         dtype: "auto" (as the checkpoint is stored), "float32" or "bfloat16".
+        activation_dtype: what is computed in between: "auto", "float32" or "bfloat16" (then the weights must be too).
+            "auto" is the weights' dtype, except on host processors: they multiply bfloat16 in float32 anyway, so
+            float32 is faster there and rounds nothing.
         load_format: "auto" and "safetensors" read the checkpoint; "dummy" draws well-scaled random weights.
         tokenizer: directory with the tokenizer files; None = the model directory.
         max_model_len: longest prompt plus output in tokens; None = what the model and the cache allow.
@@ -36,6 +39,7 @@ class EngineConfig:
     """
 
     dtype: str = "auto"
+    activation_dtype: str = "auto"
     load_format: str = "auto"
     tokenizer: str | Path | None = None
     max_model_len: int | None = None
@@ -49,6 +53,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         choice("dtype", self.dtype, DTYPES)
+        choice("activation_dtype", self.activation_dtype, DTYPES)
+        if self.activation_dtype == "bfloat16" and self.dtype == "float32":
+            raise invalid("activation_dtype", "bfloat16", "weights of dtype float32 need it too", nearest="'float32'")
         choice("load_format", self.load_format, LOAD_FORMATS)
         if self.tokenizer is not None and not isinstance(self.tokenizer, str | Path):
             raise invalid("tokenizer", self.tokenizer, "must be a directory or None")
@@ -57,7 +64,8 @@ class EngineConfig:
         integer("block_size", self.block_size, 1, 65536)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise invalid(
-                "max_num_batched_tokens", self.max_num_batched_tokens,
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
                 f"must be >= max_num_seqs ({self.max_num_seqs}): every running sequence takes one token of a step",
                 nearest=self.max_num_seqs,
             )

@@ -1,7 +1,7 @@
 """Tokens to text, piece by piece: never half of a character, never text that a stop string will cut off.
 
-A byte-level tokenizer may split one character over several tokens; an unfinished one decodes to U+FFFD at the end of the
-text. `TextStream` therefore holds trailing U+FFFD back until more tokens settle them or the sequence ends.
+A byte-level tokenizer may split one character over several tokens; an unfinished one decodes to U+FFFD at the end of
+the text. `TextStream` therefore holds trailing U+FFFD back until more tokens settle them or the sequence ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class TextStream:
         cut: length at which a stop string ended the text, None while none was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, stops: Sequence[str] = (), keep_stop: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool, stops: Sequence[str] = (), keep_stop: bool = False
+    ) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special
         self._stops, self._keep = tuple(stops), keep_stop
         self._longest = max((len(stop) for stop in self._stops), default=0)

@@ -25,8 +25,12 @@ def end_tokens(directory: Path, config: ModelConfig, tokenizer: Tokenizer | None
         found.add(named)
     outside = {token for token in found if token >= config.vocab_size}
     if outside:
-        logger.warning("%s: end-of-sequence ids %s lie outside the vocabulary of %d and are ignored",
-                       directory, sorted(outside), config.vocab_size)
+        logger.warning(
+            "%s: end-of-sequence ids %s lie outside the vocabulary of %d and are ignored",
+            directory,
+            sorted(outside),
+            config.vocab_size,
+        )
     return frozenset(found - outside)
 
 

@@ -36,8 +36,15 @@ class Intake:
         self._order = 0
 
     def make(
-        self, prompt: Any, params: SamplingParams, *, streaming: bool = False, priority: int = 0, special: bool = True,
-        salt: str | None = None, scores: PromptScores | None = None,
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        streaming: bool = False,
+        priority: int = 0,
+        special: bool = True,
+        salt: str | None = None,
+        scores: PromptScores | None = None,
     ) -> tuple[Request, DeepInferError | None]:
         """A request, and why it cannot run (it then holds no prompt)."""
         self._order += 1
@@ -55,8 +62,17 @@ class Intake:
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         limit = self.max_len if params.max_tokens is None else min(len(ids) + params.max_tokens, self.max_len)
         request = Request(
-            self._order, ids, params, output, eos, frozenset(params.stop_token_ids or ()), seed, limit, priority,
-            root_key({"salt": salt}), scores,
+            self._order,
+            ids,
+            params,
+            output,
+            eos,
+            frozenset(params.stop_token_ids or ()),
+            seed,
+            limit,
+            priority,
+            root_key({"salt": salt}),
+            scores,
         )
         for index in range(params.n):
             request.sequences.append(Sequence(request, index, self._stream(params, streaming and error is None)))
@@ -77,7 +93,7 @@ class Intake:
             if self.tokenizer is None:
                 raise InvalidArgument("prompt: got text, but this checkpoint has no tokenizer.json; pass token ids")
             return self.tokenizer.encode(prompt, special)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Items) and not hasattr(prompt, "tolist"):
+        if isinstance(prompt, bytes) or (not isinstance(prompt, Items) and not hasattr(prompt, "tolist")):
             raise invalid("prompt", prompt, "must be a text or a list of token ids")
         values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         if not isinstance(values, Items):
@@ -96,7 +112,8 @@ class Intake:
         room = self.max_len - (1 if params.max_tokens != 0 else 0)
         if len(ids) > room:
             raise InvalidArgument(
-                f"prompt: has {len(ids)} tokens, at most {room} leave room for the output (max_model_len {self.max_len})"
+                f"prompt: has {len(ids)} tokens, at most {room} leave room for the output "
+                f"(max_model_len is {self.max_len})"
             )
 
     def _check_params(self, params: SamplingParams) -> None:

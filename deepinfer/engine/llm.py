@@ -48,7 +48,9 @@ class LLM:
         BackendUnavailable: the device cannot be used.
     """
 
-    def __init__(self, model: str | Path, device: str | Device | None = None, dtype: str = "auto", **options: Any) -> None:
+    def __init__(
+        self, model: str | Path, device: str | Device | None = None, dtype: str = "auto", **options: Any
+    ) -> None:
         if not isinstance(model, str | Path):
             raise invalid("model", model, "must be a directory")
         self.config = make_config({"dtype": dtype, **options})
@@ -84,8 +86,12 @@ class LLM:
         index = core.index
         hit, asked = (index.hit_tokens, index.asked_tokens) if index else (0, 0)
         return {
-            "steps": core.steps, "blocks": core.pool.count, "free_blocks": core.pool.free, "prefix_hit_tokens": hit,
-            "prefix_asked_tokens": asked, "prefix_hit_rate": hit / asked if asked else 0.0,
+            "steps": core.steps,
+            "blocks": core.pool.count,
+            "free_blocks": core.pool.free,
+            "prefix_hit_tokens": hit,
+            "prefix_asked_tokens": asked,
+            "prefix_hit_rate": hit / asked if asked else 0.0,
         }
 
     # -- generation --------------------------------------------------------------------------------------------------
@@ -202,10 +208,18 @@ class LLM:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _submit(
-        self, prompts: list[Any], params: Any, *, priority: int | Items[int] = 0, scores: list[PromptScores] | None = None,
-        salt: str | None = None, **options: Any,
+        self,
+        prompts: list[Any],
+        params: Any,
+        *,
+        priority: int | Items[int] = 0,
+        scores: list[PromptScores] | None = None,
+        salt: str | None = None,
+        **options: Any,
     ) -> list[Request]:
-        params_list = _per_prompt("sampling_params", SamplingParams() if params is None else params, len(prompts), SamplingParams)
+        params_list = _per_prompt(
+            "sampling_params", SamplingParams() if params is None else params, len(prompts), SamplingParams
+        )
         priorities = _per_prompt("priority", priority, len(prompts), int)
         if salt is not None and not isinstance(salt, str):
             raise invalid("cache_salt", salt, "must be a text or None")
@@ -289,7 +303,12 @@ def _increments(index: int, request: Request, sent: list[int]) -> Iterator[Strea
         sent[completion.index] = -1 if final else len(completion.token_ids)
         text = "" if sequence.text is None else sequence.text.take(final)
         yield StreamOutput(
-            index, completion.index, text, tokens, completion.finish_reason, completion.stop_reason,
+            index,
+            completion.index,
+            text,
+            tokens,
+            completion.finish_reason,
+            completion.stop_reason,
             request.output.error if final else None,
         )
 

@@ -85,7 +85,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         if self.stop and not self.detokenize:
-            raise invalid("detokenize", False, "must be True with stop strings, which are found in the text", nearest=True)
+            raise invalid(
+                "detokenize", False, "must be True with stop strings, which are found in the text", nearest=True
+            )
 
     def _check_shape(self) -> None:
         number("temperature", self.temperature, 0.0, math.inf)

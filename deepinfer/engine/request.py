@@ -80,7 +80,17 @@ class Sequence:
     """One sample: its tokens, its place in the cache and what has been produced."""
 
     __slots__ = (
-        "blocks", "chained", "completion", "computed", "entries", "passed_over", "request", "row", "status", "text", "tokens",
+        "blocks",
+        "chained",
+        "completion",
+        "computed",
+        "entries",
+        "passed_over",
+        "request",
+        "row",
+        "status",
+        "text",
+        "tokens",
     )
 
     def __init__(self, request: Request, index: int, text: TextStream | None) -> None:

@@ -47,7 +47,11 @@ class Sampler:
         return {name: self._tensor(column) for name, column in columns.items()}
 
     def record_logprobs(
-        self, logits: torch.Tensor, sequences: list[Sequence], tokens: list[int], valid: list[bool],
+        self,
+        logits: torch.Tensor,
+        sequences: list[Sequence],
+        tokens: list[int],
+        valid: list[bool],
         tokenizer: Tokenizer | None,
     ) -> None:
         """Append the log-probabilities that sequences asked for."""

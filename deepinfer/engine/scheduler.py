@@ -190,7 +190,11 @@ class Scheduler:
         Without a free row or block the child waits and is computed like any other.
         """
         full, rest = divmod(parent.computed, self.pool.page)
-        if len(self.running) >= self.max_sequences or self.pool.free < (rest > 0) or parent.status is not Status.RUNNING:
+        if (
+            len(self.running) >= self.max_sequences
+            or self.pool.free < (rest > 0)
+            or parent.status is not Status.RUNNING
+        ):
             insort(self.waiting, child, key=_KEY)
             return None
         insort(self.running, child, key=_KEY)

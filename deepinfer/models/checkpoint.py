@@ -37,7 +37,9 @@ def _open_index(index: Path) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index")
+            raise CheckpointError(
+                f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index"
+            )
         for key, entry in read_header(index.parent / name).items():
             if weight_map.get(key) != name:
                 home = weight_map.get(key, "no file")

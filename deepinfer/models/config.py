@@ -15,6 +15,7 @@ import torch
 from deepinfer.errors import CheckpointError
 from deepinfer.models.fields import Fields, read_json
 from deepinfer.models.rope_config import RopeConfig, parse_rope
+from deepinfer.ops import rope
 
 MODEL_TYPES = ("deepseek_v3", "deepseek_v2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -22,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """How tokens choose experts. `n_group` = 1 means no group limit; `correction_bias`: a learned bias ranks experts."""
+    """How tokens choose experts. `n_group` = 1: no group limit; `correction_bias`: a learned bias helps to rank."""
 
     experts: int
     top_k: int
@@ -78,8 +79,8 @@ class ModelConfig:
 
     @property
     def softmax_scale(self) -> float:
-        """1/sqrt(head width), times the square of YaRN's magnitude correction."""
-        return float(self.qk_head_dim**-0.5 * self.rope.softmax_mscale**2)
+        """1/sqrt(head width), times YaRN's magnitude correction."""
+        return float(self.qk_head_dim**-0.5 * rope.softmax_factor(self.rope.scaling))
 
     def is_moe(self, layer: int) -> bool:
         """Whether layer `layer` (0-based) has routed experts."""
@@ -117,7 +118,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         hidden_size=f.integer("hidden_size"),
         layers=f.integer("num_hidden_layers"),
         heads=heads,
-        q_lora_rank=f.integer("q_lora_rank") if f.present("q_lora_rank") else _absent_q_lora(f),
+        q_lora_rank=_q_lora_rank(f),
         kv_lora_rank=f.integer("kv_lora_rank", 512),
         qk_nope_head_dim=f.integer("qk_nope_head_dim", 128),
         qk_rope_head_dim=rope_dim,
@@ -148,9 +149,10 @@ def _refuse_unknown(f: Fields) -> None:
         raise f.error("auto_map", "remote code is never run; the checkpoint must state architectures")
 
 
-def _absent_q_lora(f: Fields) -> None:
+def _q_lora_rank(f: Fields) -> int | None:
     if "q_lora_rank" not in f.data:
         raise f.error("q_lora_rank", "is required (null for a direct query projection)")
+    return f.integer("q_lora_rank") if f.present("q_lora_rank") else None
 
 
 def parse_token_ids(f: Fields, name: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Fields:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.error(name, f"must be an integer in [{low}, {high}]")
-        return value
+        return int(value)
 
     def number(self, name: str, default: float = _REQUIRED, *, low: float = 0.0) -> float:
         """A finite number >= low."""

@@ -20,6 +20,7 @@ class Linear:
 
     def __init__(self, device: Device, weights: Weights, names: Sequence[str], biased: Sequence[bool] = ()) -> None:
         parts = [weights.matrix(f"{name}.weight") for name in names]
+        self.dtype = weights.compute
         self.splits = [part.shape[0] for part in parts]
         self.weight = deep_gmm.prepack(device.to_device(torch.cat(parts) if len(parts) > 1 else parts[0]))
         self.bias: torch.Tensor | None = None
@@ -28,6 +29,6 @@ class Linear:
             bias = [weights.exact(f"{name}.bias") if has else torch.zeros(size) for name, has, size in flags]
             self.bias = device.to_device(torch.cat(bias))
 
-    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [T, K] -> [T, N] in `out_dtype` (default x's)."""
-        return deep_gmm.gemm(x, self.weight, bias=self.bias, out_dtype=out_dtype)
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K], rounded to the weights' dtype -> [T, N] float32."""
+        return deep_gmm.gemm(x.to(self.dtype), self.weight, bias=self.bias, out_dtype=torch.float32)

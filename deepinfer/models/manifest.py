@@ -102,13 +102,19 @@ def check_entries(directory: Path, entries: Mapping[str, Entry], config: ModelCo
     for name, want in wanted.items():
         entry = entries.get(name)
         if entry is None:
-            raise CheckpointError(f"{directory}: tensor {name!r}: is missing, the model needs it with shape {list(want.shape)}")
+            raise CheckpointError(
+                f"{directory}: tensor {name!r}: is missing, the model needs it with shape {list(want.shape)}"
+            )
         if entry.shape != want.shape:
-            raise CheckpointError(f"{entry.file}: tensor {name!r}: shape: got {list(entry.shape)}, must be {list(want.shape)}")
+            raise CheckpointError(
+                f"{entry.file}: tensor {name!r}: shape: got {list(entry.shape)}, must be {list(want.shape)}"
+            )
         _check_dtype(entry, want, entries, config, stored)
     for name, entry in entries.items():
         if name not in wanted and not _ignorable(name, entries, wanted, config):
-            raise CheckpointError(f"{entry.file}: tensor {name!r}: is not part of this model, it would be left out silently")
+            raise CheckpointError(
+                f"{entry.file}: tensor {name!r}: is not part of this model, it would be left out silently"
+            )
     return stored
 
 
@@ -117,7 +123,9 @@ def _infer_dtype(directory: Path, entries: Mapping[str, Entry]) -> torch.dtype:
     if entry is None:
         raise CheckpointError(f"{directory}: tensor 'model.embed_tokens.weight': is missing")
     if entry.dtype not in (torch.float32, torch.bfloat16):
-        raise CheckpointError(f"{entry.file}: tensor {entry.name!r}: dtype: got {entry.dtype}, must be float32 or bfloat16")
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r}: dtype: got {entry.dtype}, must be float32 or bfloat16"
+        )
     return entry.dtype
 
 
@@ -138,7 +146,9 @@ def _check_scale(entry: Entry, entries: Mapping[str, Entry], block: tuple[int, i
     scale = entries.get(name)
     shape = tuple(-(-size // step) for size, step in zip(entry.shape, block, strict=True))
     if scale is None:
-        raise CheckpointError(f"{entry.file}: tensor {name!r}: is missing, the float8 weight needs it with shape {list(shape)}")
+        raise CheckpointError(
+            f"{entry.file}: tensor {name!r}: is missing, the float8 weight needs it with shape {list(shape)}"
+        )
     if scale.shape != shape:
         raise CheckpointError(f"{scale.file}: tensor {name!r}: shape: got {list(scale.shape)}, must be {list(shape)}")
     if scale.dtype != torch.float32:

@@ -5,8 +5,8 @@ applied to the query and the value up-projection to the attention output, so key
 
     x -> [q_a | kv_a] -> q_a norm -> q_b -> q_nope W_UK -> [q_latent | rope(q_pe)] -> attention -> W_UV -> o_proj
 
-Rounding points in bfloat16: the projections, q_latent, the cache row and the attention output, each once; every
-product accumulates in float32. The result is float32, because it is added to a float32 residual.
+Between products values are float32; in bfloat16 they are rounded where a product or the cache takes them, once each.
+Every product accumulates in float32. The result is float32, because it is added to a float32 residual.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class LatentAttention:
 
     def __init__(self, device: Device, config: ModelConfig, weights: Weights, prefix: str, table: torch.Tensor) -> None:
         self.config, self.table, c = config, table, config
-        self.format = flash_mla.KVFormat.F32 if weights.dtype == torch.float32 else flash_mla.KVFormat.BF16
+        self.dtype = weights.compute
+        self.format = flash_mla.KVFormat.F32 if weights.compute == torch.float32 else flash_mla.KVFormat.BF16
         first = "q_proj" if c.q_lora_rank is None else "q_a_proj"
         biased = (c.attention_bias and c.q_lora_rank is not None, c.attention_bias)
         self.down = Linear(device, weights, [prefix + first, prefix + "kv_a_proj_with_mqa"], biased)
@@ -42,46 +43,61 @@ class LatentAttention:
         self.absorb_k = _heads(device, up[:, : c.qk_nope_head_dim].transpose(1, 2))
         self.absorb_v = _heads(device, up[:, c.qk_nope_head_dim :])
 
-    def __call__(self, x: torch.Tensor, step: StepInput, cache: torch.Tensor, head_counts: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, x: torch.Tensor, step: StepInput, cache: torch.Tensor, head_counts: torch.Tensor
+    ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden] float32; writes this step's rows into `cache` [blocks, page, latent] first.
 
         `head_counts` is [heads] filled with T.
         """
         c = self.config
-        q, kv = self.down(x).split(self.down.splits, -1)
+        q, kv = self.down(x).split_with_sizes(self.down.splits, -1)
         if c.q_lora_rank is not None:
             q = self.q_up(norm.rms_norm(q, self.q_norm, LATENT_NORM_EPS))
         self._write_cache(kv, step, cache)
         query = self._query(q.view(-1, c.heads, c.qk_head_dim), step, head_counts)
         latent = self._attend(query, step, cache).transpose(0, 1)
-        values = deep_gmm.masked_grouped_gemm(latent, self.absorb_v, head_counts)
-        return self.out(values.transpose(0, 1).reshape(-1, c.heads * c.v_head_dim), torch.float32)
+        values = deep_gmm.masked_grouped_gemm(latent, self.absorb_v, head_counts, out_dtype=torch.float32)
+        return self.out(values.transpose(0, 1).reshape(-1, c.heads * c.v_head_dim))
 
     def _write_cache(self, kv: torch.Tensor, step: StepInput, cache: torch.Tensor) -> None:
-        latent, k_pe = kv.split([self.config.kv_lora_rank, self.config.qk_rope_head_dim], -1)
+        latent, k_pe = kv.split_with_sizes([self.config.kv_lora_rank, self.config.qk_rope_head_dim], -1)
         latent = norm.rms_norm(latent, self.kv_norm, LATENT_NORM_EPS)
         k_pe = rope.apply(k_pe, step.positions, self.table, interleaved=self.config.rope.interleaved)
-        flash_mla.kv_cache_write(cache, torch.cat([latent, k_pe], -1), step.slots, format=self.format)
+        flash_mla.kv_cache_write(cache, torch.cat([latent, k_pe], -1).to(self.dtype), step.slots, format=self.format)
 
     def _query(self, q: torch.Tensor, step: StepInput, head_counts: torch.Tensor) -> torch.Tensor:
-        nope, pe = q.split([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], -1)
+        nope, pe = q.split_with_sizes([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], -1)
         pe = rope.apply(pe, step.positions, self.table, interleaved=self.config.rope.interleaved)
-        latent = deep_gmm.masked_grouped_gemm(nope.transpose(0, 1), self.absorb_k, head_counts)
-        return torch.cat([latent.transpose(0, 1), pe], -1)
+        latent = deep_gmm.masked_grouped_gemm(
+            nope.transpose(0, 1).to(self.dtype), self.absorb_k, head_counts, out_dtype=torch.float32
+        )
+        return torch.cat([latent.transpose(0, 1), pe], -1).to(self.dtype)
 
     def _attend(self, query: torch.Tensor, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         n, c = step.decodes, self.config
         parts = []
         if n:
             out, _ = flash_mla.decode(
-                query[:n].unsqueeze(1), cache, step.block_table[:n], step.seq_lens[:n],
-                format=self.format, d_v=c.kv_lora_rank, softmax_scale=c.softmax_scale,
+                query[:n].unsqueeze(1),
+                cache,
+                step.block_table[:n],
+                step.seq_lens[:n],
+                format=self.format,
+                d_v=c.kv_lora_rank,
+                softmax_scale=c.softmax_scale,
             )
             parts.append(out.squeeze(1))
         if n < query.shape[0]:
             out, _ = flash_mla.prefill(
-                query[n:], cache, step.cu_q, block_table=step.block_table[n:], seq_lens=step.seq_lens[n:],
-                format=self.format, d_v=c.kv_lora_rank, softmax_scale=c.softmax_scale,
+                query[n:],
+                cache,
+                step.cu_q,
+                block_table=step.block_table[n:],
+                seq_lens=step.seq_lens[n:],
+                format=self.format,
+                d_v=c.kv_lora_rank,
+                softmax_scale=c.softmax_scale,
             )
             parts.append(out)
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -23,7 +23,7 @@ class DenseMlp:
 
     def __call__(self, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden] float32; `exact` (x before rounding) is not needed here."""
-        return self.down(moe.swiglu_quantize(self.gate_up(x)), torch.float32)
+        return self.down(moe.swiglu_quantize(self.gate_up(x)))
 
 
 class MoeMlp:
@@ -32,7 +32,9 @@ class MoeMlp:
     Each token's expert results are summed in the order of its slots, so the sum does not depend on the batch.
     """
 
-    def __init__(self, device: Device, config: ModelConfig, routing: RoutingConfig, weights: Weights, prefix: str) -> None:
+    def __init__(
+        self, device: Device, config: ModelConfig, routing: RoutingConfig, weights: Weights, prefix: str
+    ) -> None:
         self.routing = routing
         self.router = deep_gmm.prepack(device.to_device(weights.exact(prefix + "gate.weight")))
         self.bias: torch.Tensor | None = None
@@ -46,11 +48,11 @@ class MoeMlp:
 
     @staticmethod
     def _stack(device: Device, weights: Weights, names: list[str], parts: tuple[str, ...]) -> deep_gmm.Packed:
-        stacked: torch.Tensor | None = None
-        for index, name in enumerate(names):
-            matrix = torch.cat([weights.matrix(f"{name}{part}.weight") for part in parts])
-            if stacked is None:
-                stacked = device.empty((len(names), *matrix.shape), matrix.dtype)
+        matrices = (torch.cat([weights.matrix(f"{name}{part}.weight") for part in parts]) for name in names)
+        first = next(matrices)
+        stacked = device.empty((len(names), *first.shape), first.dtype)
+        stacked[0].copy_(first)
+        for index, matrix in enumerate(matrices, 1):
             stacked[index].copy_(matrix)
         return deep_gmm.prepack(stacked)
 
@@ -58,12 +60,24 @@ class MoeMlp:
         """x [T, hidden] -> [T, hidden] float32; the router looks at `exact`, x before rounding, float32."""
         r = self.routing
         weights, ids = moe.route(
-            deep_gmm.gemm(exact, self.router), r.top_k, scoring=r.scoring, bias=self.bias, n_group=r.n_group,
-            topk_group=r.topk_group, group_score=r.group_score, renormalize=r.renormalize, scale=r.scale,
+            deep_gmm.gemm(exact, self.router),
+            r.top_k,
+            scoring=r.scoring,
+            bias=self.bias,
+            n_group=r.n_group,
+            topk_group=r.topk_group,
+            group_score=r.group_score,
+            renormalize=r.renormalize,
+            scale=r.scale,
         )
         rows, starts, counts = deep_gmm.group_rows(ids.view(-1), r.experts)
         grouped = deep_gmm.grouped_swiglu_mlp(
-            x[rows // r.top_k], self.w13, self.w2, counts, starts=starts, route_weights=weights.view(-1)[rows],
+            x[rows // r.top_k],
+            self.w13,
+            self.w2,
+            counts,
+            starts=starts,
+            route_weights=weights.view(-1)[rows],
             out_dtype=torch.float32,
         )
         slots = torch.empty_like(grouped).index_copy_(0, rows, grouped)

@@ -28,7 +28,7 @@ class DecoderLayer:
 
     def __init__(self, device: Device, config: ModelConfig, weights: Weights, layer: int, table: torch.Tensor) -> None:
         prefix = f"model.layers.{layer}."
-        self.eps, self.dtype = config.rms_norm_eps, weights.dtype
+        self.eps, self.dtype = config.rms_norm_eps, weights.compute
         self.input_norm = device.to_device(weights.exact(prefix + "input_layernorm.weight"))
         self.post_norm = device.to_device(weights.exact(prefix + "post_attention_layernorm.weight"))
         self.attention = LatentAttention(device, config, weights, prefix + "self_attn.", table)
@@ -57,9 +57,14 @@ class Model:
     """
 
     def __init__(
-        self, device: Device, config: ModelConfig, weights: Weights, max_positions: int, progress: Progress | None = None
+        self,
+        device: Device,
+        config: ModelConfig,
+        weights: Weights,
+        max_positions: int,
+        progress: Progress | None = None,
     ) -> None:
-        self.device, self.config, self.dtype = device, config, weights.dtype
+        self.device, self.config, self.dtype = device, config, weights.compute
         embedding = weights.matrix("model.embed_tokens.weight")
         self.embedding = device.to_device(embedding)
         head = embedding if config.tie_word_embeddings else weights.matrix("lm_head.weight")
@@ -102,9 +107,17 @@ class Model:
 
 def rotary_table(config: ModelConfig, max_positions: int) -> torch.Tensor:
     """[max_positions, qk_rope_head_dim] float32: cosines, then sines."""
-    return rope.build_table(max_positions, config.rope.dim, config.rope.theta, scaling=config.rope.yarn)
+    return rope.build_table(max_positions, config.rope.dim, config.rope.theta, scaling=config.rope.scaling)
 
 
-def open_weights(directory: Path, config: ModelConfig, dtype: torch.dtype | None, dummy: bool, seed: int = 0) -> Weights:
-    """The checkpoint's weights, every header checked; random ones with `dummy`."""
-    return DummyWeights(config, dtype, seed) if dummy else CheckpointWeights(directory, config, dtype)
+def open_weights(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype | None,
+    compute: torch.dtype | None = None,
+    dummy_seed: int | None = None,
+) -> Weights:
+    """The checkpoint's weights, every header checked; with `dummy_seed` random ones."""
+    if dummy_seed is not None:
+        return DummyWeights(config, dtype, compute, dummy_seed)
+    return CheckpointWeights(directory, config, dtype, compute)

@@ -20,9 +20,18 @@ from deepinfer.errors import CheckpointError
 
 MAX_HEADER = 100_000_000  # bytes; the limit the format's own library sets
 DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 
 
@@ -63,9 +72,11 @@ def read_tensor(entry: Entry) -> torch.Tensor:
     data = torch.empty(entry.end - entry.start, dtype=torch.uint8)
     with entry.file.open("rb") as file:
         file.seek(entry.start)
-        got = file.readinto(memoryview(data.numpy()))  # type: ignore[attr-defined]
+        got = file.readinto(data.numpy().data)
     if got != data.numel():
-        raise CheckpointError(f"{entry.file}: tensor {entry.name!r}: read {got} of {data.numel()} bytes; the file shrank")
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r}: read {got} of {data.numel()} bytes; the file shrank"
+        )
     return data.view(entry.dtype).reshape(entry.shape)
 
 
@@ -75,7 +86,9 @@ def _header_bytes(path: Path, file: BinaryIO, size: int) -> tuple[bytes, int]:
         raise CheckpointError(f"{path}: is truncated: {size} bytes, a safetensors file has at least 8")
     (length,) = struct.unpack("<Q", prefix)
     if length > MAX_HEADER:
-        raise CheckpointError(f"{path}: corrupt header: its length field says {length} bytes, at most {MAX_HEADER} are legal")
+        raise CheckpointError(
+            f"{path}: corrupt header: its length field says {length} bytes, at most {MAX_HEADER} are legal"
+        )
     header = file.read(length)
     if len(header) < length:
         raise CheckpointError(f"{path}: is truncated: the header needs {length} bytes, {len(header)} are there")
@@ -107,18 +120,20 @@ def _entry(path: Path, name: str, fields: Any, begin: int) -> Entry:
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(f"{where}: dtype: got {dtype!r}, must be one of {', '.join(DTYPES)}")
-    if not _naturals(shape):
+    if not isinstance(shape, list) or not _naturals(shape):
         raise CheckpointError(f"{where}: shape: got {shape!r}, must be a list of integers >= 0")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not isinstance(offsets, list) or not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where}: data_offsets: got {offsets!r}, must be [begin, end] with begin <= end")
     wanted = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != wanted:
-        raise CheckpointError(f"{where}: data_offsets: span {offsets[1] - offsets[0]} bytes, {dtype} {shape} needs {wanted}")
+        raise CheckpointError(
+            f"{where}: data_offsets: span {offsets[1] - offsets[0]} bytes, {dtype} {shape} needs {wanted}"
+        )
     return Entry(path, name, DTYPES[dtype], tuple(shape), begin + offsets[0], begin + offsets[1])
 
 
-def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
+def _naturals(value: list[Any]) -> bool:
+    return all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value)
 
 
 def _check_ranges(path: Path, entries: dict[str, Entry], begin: int, size: int) -> None:
@@ -129,7 +144,8 @@ def _check_ranges(path: Path, entries: dict[str, Entry], begin: int, size: int) 
             raise CheckpointError(f"{path}: tensor {entry.name!r}: data_offsets: {kind}")
         if entry.end > size:
             raise CheckpointError(
-                f"{path}: tensor {entry.name!r}: the file is truncated: data ends at byte {entry.end}, the file has {size}"
+                f"{path}: tensor {entry.name!r}: the file is truncated: data ends at byte {entry.end}, "
+                f"the file has {size}"
             )
         position = entry.end
     if position != size:

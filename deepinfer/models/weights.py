@@ -1,8 +1,8 @@
 """Where a model's weights come from: a checked checkpoint, or well-scaled random numbers.
 
-Both give tensors by checkpoint name on the host, already in the dtype the model computes in; float8 weights are
-multiplied with their block scales in float32 and rounded once. Tensors are produced one at a time, so loading needs
-little more memory than the model itself.
+Both give tensors by checkpoint name on the host. Values are rounded to the model's dtype, whatever dtype they are then
+computed in; float8 weights are multiplied with their block scales in float32 and rounded once. Tensors are produced
+one at a time, so loading needs little more memory than the model itself.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from deepinfer.models.safetensors_file import Entry, read_tensor
 
 
 class Weights(Protocol):
-    """A source of tensors; `dtype` is what `matrix` returns."""
+    """A source of tensors; `dtype` is what values are rounded to, `compute` the dtype they are held in for products."""
 
     dtype: torch.dtype
+    compute: torch.dtype
 
     def matrix(self, name: str) -> torch.Tensor:
-        """A linear or embedding weight in `dtype`."""
+        """A linear or embedding weight, rounded to `dtype`, in `compute`."""
 
     def exact(self, name: str) -> torch.Tensor:
         """A weight in float32: norms, biases, the router, and what is multiplied further before use."""
@@ -38,16 +39,20 @@ class CheckpointWeights:
 
     Args:
         directory: a Hugging Face model directory.
-        dtype: what the model computes in; None takes the dtype the checkpoint is stored in.
+        dtype: what weights are rounded to; None takes the dtype the checkpoint is stored in.
+        compute: dtype of activations and of weights in products; None = `dtype`.
     """
 
-    def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, directory: Path, config: ModelConfig, dtype: torch.dtype | None, compute: torch.dtype | None = None
+    ) -> None:
         self._entries: Mapping[str, Entry] = open_checkpoint(directory)
         stored = check_entries(directory, self._entries, config)
         self.dtype = dtype or stored
+        self.compute = compute or self.dtype
 
     def matrix(self, name: str) -> torch.Tensor:
-        return self._read(name).to(self.dtype)
+        return self._read(name).to(self.dtype).to(self.compute)
 
     def exact(self, name: str) -> torch.Tensor:
         return self._read(name).to(torch.float32)
@@ -62,13 +67,16 @@ class CheckpointWeights:
 class DummyWeights:
     """Random weights that keep activations near unit size; a tensor depends on its name and `seed` alone."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype | None, seed: int = 0) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype | None, compute: torch.dtype | None = None, seed: int = 0
+    ) -> None:
         self.dtype = dtype or config.dtype or torch.float32
+        self.compute = compute or self.dtype
         self._shapes = {name: wanted.shape for name, wanted in manifest(config).items()}
         self._seed = seed
 
     def matrix(self, name: str) -> torch.Tensor:
-        return self.exact(name).to(self.dtype)
+        return self.exact(name).to(self.dtype).to(self.compute)
 
     def exact(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
