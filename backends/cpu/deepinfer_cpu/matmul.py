@@ -115,7 +115,7 @@ def loop(
 
 def _loop_dense(a: torch.Tensor, weights: torch.Tensor, spans: list[Span], result: torch.Tensor) -> torch.Tensor:
     """As `loop` with both operands in float32 already: the decode path, as few calls as possible."""
-    if result.dtype is torch.float32:
+    if result.dtype is torch.float32 and result.is_contiguous():  # other strides take another path, with other bits
         for g, low, high in spans:
             torch.mm(a[low:high], weights[g].t(), out=result[low:high])
     else:

@@ -31,7 +31,8 @@ def test_e4m3_rounds_at_every_midpoint_as_ml_dtypes_does() -> None:
 
 @pytest.mark.parametrize(
     ("value", "want"),
-    [(447.0, 448.0), (448.0, 448.0), (463.0, 448.0), (464.0, 448.0), (465.0, 448.0), (480.0, 448.0), (torch.inf, 448.0)],
+    [(447.0, 448.0), (448.0, 448.0), (463.0, 448.0), (464.0, 448.0), (465.0, 448.0), (480.0, 448.0),
+     (torch.inf, 448.0)],
 )
 def test_e4m3_saturates(value: float, want: float) -> None:
     got = codec.e4m3_encode(torch.tensor([value, -value])).float()

