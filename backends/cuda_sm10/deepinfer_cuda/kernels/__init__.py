@@ -6,5 +6,6 @@ from collections.abc import Sequence
 
 from deepinfer.registry import Kernel
 from deepinfer_cuda.kernels.gemm import KERNELS as _GEMM
+from deepinfer_triton import kernels as _small_ops
 
-KERNELS: Sequence[Kernel] = (*_GEMM,)
+KERNELS: Sequence[Kernel] = (*_GEMM, *_small_ops())
