@@ -1,5 +1,6 @@
 """Expert-parallel communication: dispatch tokens to the ranks that hold their experts, combine the results."""
 
+from deepinfer.ops.deep_ep.balancer import balance, imbalance, initial_placement
 from deepinfer.ops.deep_ep.buffer import ExpertBuffer
 from deepinfer.ops.deep_ep.geometry import Geometry, size_hint
 from deepinfer.ops.deep_ep.handle import Handle
@@ -9,5 +10,5 @@ from deepinfer.ops.deep_ep.transport import Transport, TransportFactory
 
 __all__ = [
     "ExpertBuffer", "Geometry", "Handle", "LocalGroup", "Outcome", "Placement", "Transport", "TransportFactory",
-    "size_hint",
+    "balance", "imbalance", "initial_placement", "size_hint",
 ]
