@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-import pytest
-from deepinfer_ascend950.drivers.sim import SimDriver, driver
-from deepinfer_ascend950.plugin import create
+HERE = Path(__file__).parent
+for folder in (HERE, HERE.parent):  # this folder's helpers, and the package where it is not installed
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
-from deepinfer.hal import discovery
+import pytest  # noqa: E402
+from deepinfer_ascend950.drivers.sim import SimDriver, driver  # noqa: E402
+from deepinfer_ascend950.plugin import create  # noqa: E402
+
+from deepinfer.hal import discovery  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
