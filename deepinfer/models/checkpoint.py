@@ -34,12 +34,12 @@ def _open_index(index: Path) -> dict[str, Entry]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index}: weight_map: must be an object from tensor names to file names")
-    entries: dict[str, Entry] = {}
-    for name in sorted(set(weight_map.values())):
+    files = sorted(set(weight_map.values()))
+    for name in files:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index"
-            )
+            raise CheckpointError(f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index")
+    entries: dict[str, Entry] = {}
+    for name in files:
         for key, entry in read_header(index.parent / name).items():
             if weight_map.get(key) != name:
                 home = weight_map.get(key, "no file")
