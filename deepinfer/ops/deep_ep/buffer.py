@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from deepinfer.errors import CommTimeout, InvalidArgument, invalid
-from deepinfer.hal.current import current_device
+from deepinfer.hal.current import current_device, use_backend
 from deepinfer.hal.device import Device
 from deepinfer.ops import checks
 from deepinfer.ops.deep_ep import arguments as args
@@ -37,7 +37,7 @@ class ExpertBuffer:
     """Sends tokens to the ranks that hold their experts and brings the results back.
 
     All ranks of `group` construct it with the same arguments, and then make the same calls in the same order.
-    Collective calls are the constructor, `dispatch` and `combine`; each ends within `timeout` seconds.
+    Collective calls are the constructor, `dispatch` and `combine`; a wait in them takes `timeout` seconds at most.
     Several buffers of one group are independent when all ranks construct them in the same order.
 
     Args:
@@ -187,7 +187,7 @@ class ExpertBuffer:
         found = self._guarded("dispatch", lambda deadline: self._transport.dispatch(call, deadline))
         handle = Handle(
             layout, alignment, x.shape[0], found.starts, found.counts, found.total, found.num_rows, found.x.shape[0],
-            found, self,
+            found.state, self,
         )
         return found.x, found.ids, found.weights, handle
 
@@ -240,11 +240,14 @@ class ExpertBuffer:
             args.tensor(op, "bias", bias, (handle.tokens, hidden), DTYPES, "[T,hidden]", device)
         if out is not None:
             args.tensor(op, "out", out, (handle.tokens, hidden), (dtype,), "[T,hidden]", device)
-        call = CombineCall(y, handle.delivery, handle.layout, weights, bias, reduce == "slots", out)
+        call = CombineCall(y, handle.state, handle.layout, weights, bias, reduce == "slots", out)
         return self._guarded("combine", lambda deadline: self._transport.combine(call, deadline))
 
     def close(self) -> None:
-        """Give back this rank's communication memory. Idempotent, waits for no other rank; handles become useless."""
+        """Give back this rank's communication memory; handles become useless.
+
+        Idempotent, talks to no other rank. A call that another thread has in flight ends first, by its deadline.
+        """
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -271,7 +274,8 @@ class ExpertBuffer:
                 cause = f"the buffer is unusable since {self._broken}; close it and construct a new one"
                 raise CommTimeout(f"deep_ep.{operation}: {cause}")
             try:
-                return work(Deadline(self._timeout))
+                with use_backend(self.device), torch.no_grad():
+                    return work(Deadline(self._timeout))
             except BaseException as error:
                 self._broken = f"{type(error).__name__}: {error}"
                 self._transport.abort()

@@ -7,10 +7,9 @@ and a handle may be combined more than once; it belongs to the buffer that made 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-
-from deepinfer.ops.deep_ep.portable import Delivery
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +25,7 @@ class Handle:
         total: [1] int32 valid rows, on the device.
         num_rows: valid rows as an int; None after sync=False.
         rows: rows that `y` must have: `num_rows`, or the capacity after sync=False.
+        state: the transport's own return address. owner: the buffer.
     """
 
     layout: str
@@ -36,5 +36,5 @@ class Handle:
     total: torch.Tensor
     num_rows: int | None
     rows: int
-    delivery: Delivery = field(repr=False)
+    state: Any = field(repr=False)
     owner: object = field(repr=False)

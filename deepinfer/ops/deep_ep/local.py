@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +64,7 @@ class LocalGroup:
         self.size = size
         self.devices = chosen
         self._lock = threading.Lock()
-        self._boxes: list[_Mailbox] = []
+        self._boxes: dict[int, _Mailbox] = {}
         self._opened = [0] * size
 
     @property
@@ -100,7 +100,11 @@ class LocalGroup:
             except BaseException as error:  # handed to the caller, whatever it is
                 found[rank] = Outcome(error=error)
 
-        threads = [threading.Thread(target=work, args=(r,), name=f"deepinfer-rank-{r}") for r in range(self.size)]
+        # A copy of the caller's context each, so that policies such as `fallback("error")` hold on the ranks too.
+        threads = [
+            threading.Thread(target=copy_context().run, args=(work, rank), name=f"deepinfer-rank-{rank}")
+            for rank in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -130,9 +134,10 @@ class LocalGroup:
         with self._lock:
             number = self._opened[rank]
             self._opened[rank] += 1
-            if number == len(self._boxes):
-                self._boxes.append(_Mailbox(self.size))
-            return self._boxes[number]
+            box = self._boxes.setdefault(number, _Mailbox(self.size))
+            if min(self._opened) > number:
+                del self._boxes[number]  # all ranks have it; it lives as long as their buffers
+            return box
 
 
 class _Mailbox:
@@ -169,6 +174,8 @@ class LocalTransport(Transport):
         for peer, message in enumerate(messages):
             verify(self.geometry.rank, out.header, peer, message.words)
         planes = tuple(self._join([m.planes[i] for m in messages], plane) for i, plane in enumerate(out.planes))
+        # The senders' tensors are freed with `messages`; their memory must not be reused before the copies are done.
+        self.device.current_stream().synchronize()
         return Incoming(tuple(message.count for message in messages), planes)
 
     def _post(self, out: Outgoing) -> None:

@@ -73,10 +73,10 @@ class Delivery:
 
 @dataclass(frozen=True)
 class CombineCall:
-    """A checked combine: y and weights by row of the delivery, bias [T,H] and out [T,H] or None."""
+    """A checked combine: y and weights by row of the delivery with this `state`, bias [T,H] and out [T,H] or None."""
 
     y: torch.Tensor
-    delivery: Delivery
+    state: Any
     layout: str
     weights: torch.Tensor | None
     bias: torch.Tensor | None
@@ -188,7 +188,7 @@ def _capacity_rows(call: DispatchCall, capacity: int) -> list[torch.Tensor]:
 
 def combine(transport: Transport, call: CombineCall, deadline: Deadline) -> torch.Tensor:
     """Send results back, summed per rank or slot by slot, and add them at the source."""
-    back: _Return = call.delivery.state
+    back: _Return = call.state
     header = Header("combine", (("reduce (0 = ranks, 1 = slots)", int(call.by_slot)), ("dtype", format_code(call.y))))
     if call.by_slot:
         out, expected, address = _slot_rows(call, back, header), back.sent_slots, back.slot_row

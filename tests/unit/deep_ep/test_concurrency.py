@@ -6,6 +6,8 @@ import threading
 
 import torch
 
+import deepinfer
+from deepinfer.errors import UnsupportedError
 from deepinfer.ops.deep_ep import ExpertBuffer, LocalGroup, Placement
 
 
@@ -93,3 +95,36 @@ def test_a_new_placement_takes_effect_between_calls():
             return before, buffer.dispatch(x, ids)[3].num_rows
 
     assert group.run(step) == [(8, 0), (0, 8)]
+
+
+def test_a_buffer_may_be_used_on_a_thread_with_another_device():
+    """Ops of a buffer run on its own device, wherever the call comes from."""
+    group = LocalGroup(1, ["null"])
+    with group.bind(0):
+        buffer = ExpertBuffer(group, 2, 4, 2, 1, torch.float32)
+    before = buffer.device.statistics.get("fallback:deep_ep.send_plan", 0)
+    with deepinfer.use_backend("cpu"):
+        x = torch.ones(2, 4, requires_grad=True)
+        rows, _, _, handle = buffer.dispatch(x, torch.tensor([[0], [1]]), layout="experts")
+        y = buffer.combine(rows, handle)
+    assert torch.equal(y, torch.ones(2, 4))
+    assert not y.requires_grad
+    assert buffer.device.statistics["fallback:deep_ep.send_plan"] == before + 1
+    buffer.close()
+
+
+def test_ranks_inherit_the_callers_policies():
+    group = LocalGroup(2, ["null", "null"])
+
+    def step(rank):
+        with ExpertBuffer(group, 2, 4, 2, 1, torch.float32, timeout=2.0) as buffer:
+            buffer.dispatch(torch.ones(2, 4), torch.tensor([[0], [1]]))
+
+    with deepinfer.fallback("error"):
+        assert all(isinstance(entry.error, UnsupportedError) for entry in group.outcomes(step))
+
+
+def test_mailboxes_are_dropped_when_all_ranks_have_them():
+    group = LocalGroup(3)
+    group.run(lambda rank: [ExpertBuffer(group, 1, 1, 3, 1).close() for _ in range(3)])
+    assert group._boxes == {}

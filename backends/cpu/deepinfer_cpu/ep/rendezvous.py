@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepinfer.errors import BackendUnavailable, DeepInferError, InvalidArgument
+from deepinfer.errors import BackendUnavailable, CommTimeout, DeepInferError, InvalidArgument
 from deepinfer.ops.deep_ep.geometry import Geometry
 from deepinfer.ops.deep_ep.transport import Deadline, timed_out
 from deepinfer_cpu.ep.slab import Slab, reclaim
@@ -84,7 +84,10 @@ def _make(geometry: Geometry) -> Slab | DeepInferError:
 def _gather(group: Any, geometry: Geometry, own: Slab | DeepInferError) -> list[Card]:
     path, error = (str(own.path), None) if isinstance(own, Slab) else ("", str(own))
     cards: list[Any] = [None] * geometry.size
-    dist.all_gather_object(cards, Card(host(), path, geometry.agreed(), error), group=group)
+    try:
+        dist.all_gather_object(cards, Card(host(), path, geometry.agreed(), error), group=group)
+    except RuntimeError as cause:  # all were there at the barrier a moment ago
+        raise CommTimeout(f"deep_ep.hello: rank {geometry.rank}: a rank left while ranks met: {cause}") from cause
     return cards
 
 

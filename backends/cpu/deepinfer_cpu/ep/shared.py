@@ -147,7 +147,7 @@ class SharedTransport(Transport):
         """Run `progress` until `pending` is empty; nap in growing steps while nothing moves."""
         idle, checked = 0, time.monotonic()
         while missing := pending():
-            if progress():
+            if progress() and not deadline.expired:
                 idle = 0
                 continue
             idle += 1
@@ -159,12 +159,16 @@ class SharedTransport(Transport):
             gone = {peer: why for peer in missing if (why := self._gone(peer))}
             self._fence.full()
             # A peer may have delivered before it left, and anything may have come since: look once more.
-            if progress() or pending() != missing:
-                continue
-            if gone:
-                raise timed_out(operation, self.geometry.rank, deadline, list(gone), _reasons(gone))
-            if expired:
-                raise timed_out(operation, self.geometry.rank, deadline, missing)
+            moved, left = progress(), pending()
+            if left and (expired or not (moved or left != missing)):
+                self._give_up(operation, deadline, left, {peer: why for peer, why in gone.items() if peer in left})
+
+    def _give_up(self, operation: str, deadline: Deadline, left: list[int], gone: dict[int, str]) -> None:
+        """Raise if a rank is gone or time is over; a slow rank is waited for."""
+        if gone:
+            raise timed_out(operation, self.geometry.rank, deadline, list(gone), _reasons(gone))
+        if deadline.expired:
+            raise timed_out(operation, self.geometry.rank, deadline, left)
 
     def _gone(self, peer: int) -> str | None:
         """Why `peer` will not come any more, or None."""
@@ -217,7 +221,7 @@ class SharedFactory(TransportFactory):
     priority = 10
 
     def supports(self, group: Any, geometry: Geometry, device: Device) -> Support:
-        if not isinstance(group, dist.ProcessGroup):
+        if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
             return Support.no("it joins the processes of a torch.distributed ProcessGroup")
         reasons = []
         if device.torch_device.type != "cpu":

@@ -7,7 +7,8 @@ Each word has its own cache line and one writer.
 
 Invariants:
 - The owner holds an exclusive flock on the file as long as it lives; the kernel drops it when the process dies,
-  however it dies. Peers test it to tell a dead rank from a slow one, and a later run to reclaim files left behind.
+  however it dies (and its forked children: a child that lives on keeps the lock, and death shows only at a deadline).
+  Peers test it to tell a dead rank from a slow one, and a later run to reclaim files left behind.
 - The name is removed as soon as every peer has mapped the file, so a run that is killed later leaves nothing.
 - Space is allocated when the file is made: a full /dev/shm is an error there, not a SIGBUS later.
 - Memory is unmapped when its last view is gone, never under one.
@@ -61,7 +62,7 @@ class Slab:
                 break
             os.close(descriptor)  # a reclaimer took the file between its creation and our lock
         try:
-            os.posix_fallocate(descriptor, 0, geometry.slab_bytes)
+            _allocate(descriptor, geometry.slab_bytes)
         except OSError as error:
             path.unlink(missing_ok=True)
             os.close(descriptor)
@@ -127,6 +128,14 @@ def reclaim() -> list[Path]:
         finally:
             os.close(descriptor)
     return removed
+
+
+def _allocate(descriptor: int, nbytes: int) -> None:
+    """Give the file its size, with its space where the system can reserve it (macOS cannot)."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
 
 
 def _lock_new(path: Path, descriptor: int) -> bool:
