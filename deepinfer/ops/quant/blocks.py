@@ -11,10 +11,9 @@ import torch
 from deepinfer.ops.quant.codec import (
     E2M1_MAX,
     E4M3_MAX,
-    e2m1_decode,
+    e2m1_decode_packed,
     e2m1_encode,
     e2m1_pack,
-    e2m1_unpack,
     e4m3_decode,
     e4m3_encode,
     ue8m0_decode,
@@ -107,7 +106,7 @@ def quantize_mxfp4_blocks(x: torch.Tensor, block: tuple[int, int]) -> tuple[torc
 
 def decode_payload(data: torch.Tensor, element: str) -> torch.Tensor:
     """Payload of format "e4m3" or "e2m1" -> float32 values before scaling."""
-    return e4m3_decode(data) if element == "e4m3" else e2m1_decode(e2m1_unpack(data))
+    return e4m3_decode(data) if element == "e4m3" else e2m1_decode_packed(data)
 
 
 def decode_scale(scale: torch.Tensor, scale_dtype: str) -> torch.Tensor:

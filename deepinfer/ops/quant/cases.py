@@ -94,7 +94,7 @@ def _sweep(op: str, shapes: Sequence[Sequence[int]], plains: Sequence[dict[str, 
     for n, plain in enumerate(plains):
         names = {key: "x".join(map(str, val)) if isinstance(val, tuple) else val for key, val in plain.items()}
         for i, shape in enumerate(shapes):
-            for j, data in enumerate(DATA):
+            for j, data in enumerate(DATA if i % 3 == n % 3 else DATA[:1]):
                 dtype = dtypes[(n + i + j) % 3]
                 params = {"shape": "x".join(map(str, shape)), "dtype": short(dtype), "data": data, **names}
                 refs = {"edges": ("C41", "C42"), "nonfinite": ("C42",)}.get(data, ())

@@ -26,7 +26,14 @@ def e4m3_encode(x: torch.Tensor) -> torch.Tensor:
 
 def e4m3_decode(q: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn (or its uint8 bytes) -> float32, exact."""
+    if q.device.type == "cpu":  # torch converts fp8 element by element there; a look-up is about 5 times faster
+        return _look_up(_E4M3_TABLE, q.view(torch.uint8))
     return (q if q.dtype is torch.float8_e4m3fn else q.view(torch.float8_e4m3fn)).float()
+
+
+def _look_up(table: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
+    """table[code] for a table [256, ...]."""
+    return table.index_select(0, code.reshape(-1).int()).reshape(*code.shape, *table.shape[1:])
 
 
 def e2m1_encode(x: torch.Tensor) -> torch.Tensor:
@@ -44,6 +51,12 @@ def e2m1_decode(code: torch.Tensor) -> torch.Tensor:
     """e2m1 codes 0..15 -> float32."""
     table = torch.tensor([*E2M1_VALUES, *(-v for v in E2M1_VALUES)], dtype=torch.float32, device=code.device)
     return table[(code & 15).long()]
+
+
+def e2m1_decode_packed(packed: torch.Tensor) -> torch.Tensor:
+    """Bytes [..., n] of two codes each -> float32 [..., 2n]."""
+    data = packed.view(torch.uint8)
+    return _look_up(_E2M1_PAIRS.to(data.device), data).flatten(-2)
 
 
 def e2m1_pack(code: torch.Tensor) -> torch.Tensor:
@@ -78,3 +91,8 @@ def ue8m0_decode(byte: torch.Tensor) -> torch.Tensor:
     bits = torch.where(value == 0, torch.full_like(value, 1 << 22), value << 23)
     bits = torch.where(value == UE8M0_NAN, torch.full_like(value, 0x7FC00000), bits)
     return bits.contiguous().view(torch.float32)
+
+
+_BYTES = torch.arange(256, dtype=torch.uint8)
+_E4M3_TABLE = _BYTES.view(torch.float8_e4m3fn).float()
+_E2M1_PAIRS = e2m1_decode(e2m1_unpack(_BYTES.unsqueeze(-1)))

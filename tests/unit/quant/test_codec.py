@@ -58,6 +58,13 @@ def test_e2m1_packs_the_even_element_low() -> None:
     assert torch.equal(codec.e2m1_unpack(codec.e2m1_pack(code)), code)
 
 
+def test_packed_bytes_decode_as_their_codes() -> None:
+    packed = torch.arange(256, dtype=torch.uint8).view(4, 64)
+    want = codec.e2m1_decode(codec.e2m1_unpack(packed))
+    assert torch.equal(codec.e2m1_decode_packed(packed), want)
+    assert torch.equal(codec.e2m1_decode_packed(packed.t()).flatten(), want.view(4, 64, 2).transpose(0, 1).flatten())
+
+
 def test_every_ue8m0_byte_decodes_as_ml_dtypes_does() -> None:
     codes = np.arange(256, dtype=np.uint8)
     want = torch.from_numpy(codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32))
