@@ -14,27 +14,24 @@ from deepinfer.ops.flash_mla.formats import Layout
 def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, sink: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One token: q [h, d], keys [n, d], values [n, d_v], sink [h] -> (out [h, d_v], lse [h], max logit [h]), float64.
+    """One token, head by head: q [h, d], sink [h] -> out [h, d_v], lse [h], largest logit [h], float64.
 
-    No key at all gives out 0, lse -inf and max -inf, whatever the sink.
+    keys [n, d] and values [n, d_v] are shared by the heads; [n, h, d] and [n, h, d_v] belong to one head each.
     """
-    heads = q.shape[0]
-    if keys.shape[0] == 0:
-        nothing = torch.full((heads,), -torch.inf, dtype=torch.float64)
-        return torch.zeros(heads, values.shape[-1], dtype=torch.float64), nothing, nothing
-    logits = scale * (q.double() @ keys.double().T)
-    lse = torch.logsumexp(logits, dim=-1)
-    weights = torch.softmax(logits, dim=-1)
-    out = weights @ values.double()
-    return apply_sink(out, lse, sink), lse, logits.amax(-1)
-
-
-def apply_sink(out: torch.Tensor, lse: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
-    """out [h, d_v] times 1 / (1 + exp(sink - lse)), lse [h]; a row without keys stays 0."""
-    if sink is None:
-        return out
-    share = torch.sigmoid(lse - sink.double())
-    return torch.where(lse[:, None] == -torch.inf, torch.zeros_like(out), out * share[:, None])
+    heads, n, d_v = q.shape[0], keys.shape[0], values.shape[-1]
+    out = torch.zeros(heads, d_v, dtype=torch.float64)
+    lse = torch.full((heads,), -torch.inf, dtype=torch.float64)
+    top = lse.clone()
+    if n == 0:  # no key at all: out 0, lse -inf, whatever the sink
+        return out, lse, top
+    for head in range(heads):
+        k, v = (keys, values) if keys.ndim == 2 else (keys[:, head], values[:, head])
+        logits = scale * (k.double() @ q[head].double())
+        lse[head], top[head] = torch.logsumexp(logits, 0), logits.amax()
+        out[head] = torch.softmax(logits, 0) @ v.double()
+        if sink is not None:
+            out[head] *= torch.sigmoid(lse[head] - sink[head].double())
+    return out, lse, top
 
 
 def visible_slots(indices: torch.Tensor, length: int, capacity: int) -> torch.Tensor:

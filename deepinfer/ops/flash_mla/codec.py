@@ -69,33 +69,38 @@ def decode_scales(scales: torch.Tensor, layout: Layout) -> torch.Tensor:
 def decode_rows(parts: Fields, layout: Layout, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Bytes [n, ...] of a quantised `layout` -> rows [n, width] in `dtype` (float32 or float64)."""
     scales = decode_scales(parts.scales, layout).to(dtype)
-    codes = q.e4m3_decode(parts.codes) if layout.bits == 8 else _decode_pairs(parts.codes)
-    rows = (codes.to(dtype).view(len(codes), layout.coded // layout.tile, layout.tile) * scales[..., None]).flatten(1)
+    codes = _values(parts.codes, layout.bits).to(dtype).view(*scales.shape, layout.tile)
+    rows = codes.mul_(scales[..., None]).flatten(1)
     if not layout.plain:
         return rows
     return torch.cat((rows, parts.plain.contiguous().view(torch.bfloat16).to(dtype)), dim=1)
 
 
-_pairs: dict[torch.device, torch.Tensor] = {}
+_tables: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
-def _decode_pairs(packed: torch.Tensor) -> torch.Tensor:
-    """e2m1 bytes [n, k] -> float32 [n, 2k] through a table of all 256 pairs."""
-    table = _pairs.get(packed.device)
+def _values(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Code bytes [n, k] -> float32 values [n, k * 8 / bits], through a table of all 256 bytes."""
+    table = _tables.get((codes.device, bits))
     if table is None:
-        every = torch.arange(256, dtype=torch.uint8, device=packed.device)[:, None]
-        table = _pairs.setdefault(packed.device, q.e2m1_decode(q.e2m1_unpack(every)))
-    return table.index_select(0, packed.flatten().int()).view(packed.shape[0], 2 * packed.shape[1])
+        every = torch.arange(256, dtype=torch.uint8, device=codes.device)[:, None]
+        made = q.e4m3_decode(every) if bits == 8 else q.e2m1_decode(q.e2m1_unpack(every))
+        table = _tables.setdefault((codes.device, bits), made)
+    return table.index_select(0, codes.flatten().int()).view(codes.shape[0], codes.shape[1] * 8 // bits)
 
 
 def take(view: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Rows [n, w] of a view [blocks, page, w] at in-range `slots` [n] int64."""
     blocks, page, width = view.shape
+    outer, inner, step = view.stride()
     if page == 1:
         return view[:, 0].index_select(0, slots)
-    if view.stride(0) == page * view.stride(1) or blocks == 1:
-        return view.as_strided((blocks * page, width), view.stride()[1:]).index_select(0, slots)
-    return view[slots // page, slots % page]
+    if blocks > 1 and outer % inner:
+        return view[slots // page, slots % page]
+    # Blocks a whole number of rows apart: rows of one long matrix, of which some are never named.
+    apart = outer // inner if blocks > 1 else page
+    rows = view.as_strided(((blocks - 1) * apart + page, width), (inner, step))
+    return rows.index_select(0, slots if apart == page else slots + slots // page * (apart - page))
 
 
 def read_slots(

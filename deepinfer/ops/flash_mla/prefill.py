@@ -113,8 +113,9 @@ class Prefill(OpSpec):
             for i in range(n_q):
                 end = max(exists.shape[0] - n_q + i + 1, 0) if args["causal"] else exists.shape[0]
                 seen = exists[:end]
-                row = (q[start + i], keys[:end][seen], v[:end][seen])
-                out[start + i], lse[:, start + i] = _attend_token(*row, args["softmax_scale"], args["attn_sink"])
+                out[start + i], lse[:, start + i], _ = attend(
+                    q[start + i], keys[:end][seen], v[:end][seen], args["softmax_scale"], args["attn_sink"]
+                )
         return out, lse
 
     def _keys(self, args: Args, r: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -164,17 +165,3 @@ class Prefill(OpSpec):
 
     def batch_variants(self, args: Args) -> Sequence[tuple[dict[str, Any], tuple[Any, ...]]]:
         return prefill_cases.batch_variants(args)
-
-
-def _attend_token(
-    q: torch.Tensor, keys: torch.Tensor, v: torch.Tensor, scale: float, sink: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token whose heads share keys [n, d] or have their own [n, h, d]."""
-    if keys.ndim == 2:
-        out, lse, _ = attend(q, keys, v, scale, sink)
-        return out, lse
-    each = [
-        attend(q[i : i + 1], keys[:, i], v[:, i], scale, None if sink is None else sink[i : i + 1])
-        for i in range(q.shape[0])
-    ]
-    return torch.cat([one[0] for one in each]), torch.cat([one[1] for one in each])
