@@ -66,16 +66,16 @@ class Reduce(OpSpec):
         return (acc.to(args["out_dtype"]),)
 
     def portable(self, args: Args, out: tuple[torch.Tensor | None, ...]) -> Tensors:
-        rows, index = args["rows"], args["index"]
-        tokens = index.shape[0]
+        rows, tokens = args["rows"], args["index"].shape[0]
         y = out[0]
         if y is None:
             y = torch.empty((tokens, rows.shape[1]), dtype=args["out_dtype"], device=rows.device)
+        place, unused = _compact(args["index"], rows.shape[0])
         block = max(1, BLOCK_VALUES // max(rows.shape[1], 1))
         for begin in range(0, tokens, block):
             part = slice(begin, begin + block)
             bias = None if args["bias"] is None else args["bias"][part]
-            y[part] = _block(rows, index[part], args["weights"], bias)
+            y[part] = _block(rows, place[part], unused[part], args["weights"], bias)
         return (y,)
 
     def cost(self, call: Call) -> Cost:
@@ -135,23 +135,36 @@ class Reduce(OpSpec):
         return [(dict(args) | {"index": args["index"][1:2], "bias": bias}, (slice(1, 2),))]
 
 
+def _compact(index: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row numbers [T,W] with the used slots of each token first, in order, and a mask of what is unused.
+
+    W is the most slots that a token uses; where the index is not in host memory that would take a synchronisation, so
+    W = K there.
+    """
+    unused = (index < 0) | (index >= rows)
+    unused, order = unused.sort(dim=1, stable=True)
+    place = index.gather(1, order).long().masked_fill(unused, 0)
+    if index.device.type == "cpu" and index.numel():
+        width = index.shape[1] - int(unused.sum(1).min())
+        return place[:, :width], unused[:, :width]
+    return place, unused
+
+
 def _block(
-    rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None, bias: torch.Tensor | None
+    rows: torch.Tensor, place: torch.Tensor, unused: torch.Tensor, weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """float32 sums of one block of tokens."""
-    tokens, lanes = index.shape
+    tokens, lanes = place.shape
     acc = rows.new_zeros((tokens, rows.shape[1]), dtype=torch.float32) if bias is None else bias.float().clone()
     if rows.shape[0] == 0:
         return acc
     for lane in range(lanes):
-        place = index[:, lane].long()
-        unused = (place < 0) | (place >= rows.shape[0])
-        place = place.masked_fill(unused, 0)
-        term = rows.index_select(0, place).float()
+        term = rows.index_select(0, place[:, lane]).float()
         if weights is not None:
-            term *= weights.index_select(0, place).unsqueeze(1)
+            term *= weights.index_select(0, place[:, lane]).unsqueeze(1)
         # Adding -0.0 changes no value at all, a signed zero included; adding +0.0 would turn -0.0 into +0.0.
-        acc += term.masked_fill_(unused.unsqueeze(1), -0.0)
+        acc += term.masked_fill_(unused[:, lane].unsqueeze(1), -0.0)
     return acc
 
 

@@ -122,11 +122,11 @@ def test_another_arithmetic_is_caught(monkeypatch, fused):
     """A wider or fused accumulation changes bits somewhere in the weighted float32 cases."""
     from deepinfer.ops.deep_ep import reduce as reduce_module
 
-    def block(rows, index, weights, bias):
-        acc = torch.zeros(index.shape[0], rows.shape[1], dtype=torch.float64) if bias is None else bias.double()
-        for lane in range(index.shape[1]):
-            for token, row in enumerate(index[:, lane].tolist()):
-                if 0 <= row < rows.shape[0]:
+    def block(rows, place, unused, weights, bias):
+        acc = torch.zeros(place.shape[0], rows.shape[1], dtype=torch.float64) if bias is None else bias.double()
+        for lane in range(place.shape[1]):
+            for token, row in enumerate(place[:, lane].tolist()):
+                if not unused[token, lane]:
                     acc[token] += rows[row].double() * (1.0 if weights is None else weights[row].double())
             acc = acc.float().double() if fused else acc
         return acc.float()
