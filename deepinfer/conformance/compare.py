@@ -14,8 +14,9 @@ SMALL_ENERGY = 1e-12
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of each element, [..., itemsize] uint8."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """A copy of the bytes of each element, [..., itemsize] uint8."""
+    # A one-element view may be "contiguous" with stride 0, which view(dtype) refuses: copy into new memory.
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1)).view(torch.uint8)
     return flat.reshape(*tensor.shape, tensor.element_size())
 
 

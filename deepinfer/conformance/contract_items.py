@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from deepinfer.conformance import sources
 from deepinfer.conformance.item import Item, Target, require, require_none
 from deepinfer.hal import discovery
 from deepinfer.hal.backend import API_VERSION, KNOWN
@@ -123,7 +124,7 @@ def _kernel_declarations(target: Target) -> None:
             problems.append(f"{kernel!r}: tier {kernel.tier!r} must be 'native' or 'portable'")
         if not isinstance(kernel.priority, int):
             problems.append(f"{kernel!r}: priority {kernel.priority!r} must be an integer")
-        problems += [f"{kernel!r}: source {name} does not exist" for name in kernel.sources if not Path(name).is_file()]
+        problems += [f"{kernel!r}: source {name} does not exist" for name in sources.missing(kernel)]
     require_none(problems)
 
 

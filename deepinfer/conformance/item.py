@@ -39,13 +39,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Item:
-    """A check of level L0..L3. `subject` is an op, "backend", "device" or "engine"; `case` may be empty."""
+    """A check of level L0..L3. `subject` is an op, "backend", "device" or "engine"; `case` may be empty.
+
+    `run` may return the name of the kernel that it proved.
+    """
 
     level: str
     subject: str
     case: str
     check: str
-    run: Callable[[Target], None] = field(compare=False, repr=False)
+    run: Callable[[Target], str | None] = field(compare=False, repr=False)
     expect: Entry | None = None
 
     @property

@@ -50,8 +50,8 @@ def _spec_items(target: Target, spec: OpSpec, profile_name: str | None) -> Itera
     yield from op_errors.items(spec, cases[0] if cases else None)
 
 
-def _run(check: Check, case: Case, target: Target) -> None:
-    check(prepared(target, case))
+def _run(check: Check, case: Case, target: Target) -> str | None:
+    return check(prepared(target, case))
 
 
 def _checks(target: Target, spec: OpSpec) -> dict[str, Check]:

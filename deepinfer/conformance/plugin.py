@@ -108,7 +108,10 @@ class Session:
         chosen = suite.target(backend)
         seconds = sum(result.seconds for result in self.results)
         tier = option(self.config, "tier") or "quick"
-        return Report(chosen.backend.name, suite.describe(chosen), tier, suite.versions(), self.results, seconds)
+        return Report(
+            chosen.backend.name, suite.describe(chosen), tier, suite.versions(), self.results, seconds,
+            kernels=suite.proved(chosen, self.results),
+        )
 
 
 def _restore(value: Any) -> Result:

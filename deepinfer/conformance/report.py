@@ -16,7 +16,8 @@ SHOWN = 40  # failures printed in full
 
 @dataclass(frozen=True)
 class Result:
-    """How one item ended. `outcome` is "failed" or one of `OK`; `message` is the breach or the reason."""
+    """How one item ended. `outcome` is "failed" or one of `OK`; `message` is the breach or the reason; `kernel` is what
+    the check proved, where it knows."""
 
     id: str
     level: str
@@ -26,6 +27,7 @@ class Result:
     outcome: str
     message: str = ""
     seconds: float = 0.0
+    kernel: str = ""
 
     @property
     def ok(self) -> bool:
@@ -34,7 +36,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """All results against one device. `device` holds spec, name, arch and kind; `versions` python, torch, deepinfer."""
+    """All results against one device. `device` holds spec, name, arch and kind; `versions` python, torch, deepinfer.
+
+    `kernels`: op -> kernel -> {"cases": number proved, "sources": file names, "hash": of their contents}.
+    """
 
     backend: str
     device: Mapping[str, str]
@@ -43,6 +48,7 @@ class Report:
     results: Sequence[Result]
     seconds: float = 0.0
     environment: Mapping[str, Any] = field(default_factory=dict)
+    kernels: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -75,7 +81,7 @@ class Report:
             "format": FORMAT, "ok": self.ok, "backend": self.backend, "device": dict(self.device), "tier": self.tier,
             "versions": dict(self.versions), "environment": dict(self.environment), "seconds": round(self.seconds, 3),
             "counts": self.counts(), "cases": self.cases(), "ops": self.ops(),
-            "results": [asdict(result) for result in self.results],
+            "kernels": self.kernels, "results": [asdict(result) for result in self.results],
         }
 
     def write(self, path: str | Path) -> None:

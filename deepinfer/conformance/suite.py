@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import deepinfer
-from deepinfer.conformance import contract_items, device_items, engine_items, op_items
+from deepinfer.conformance import contract_items, device_items, engine_items, op_items, sources
 from deepinfer.conformance import profile as profiles
 from deepinfer.conformance.item import Breach, Item, Target, Vacuous
 from deepinfer.conformance.profile import Entry, Profile
@@ -23,6 +24,7 @@ from deepinfer.conformance.report import Report, Result
 from deepinfer.errors import UnsupportedError, invalid
 from deepinfer.hal import device as open_device
 from deepinfer.hal import discovery
+from deepinfer.registry.kernels import candidates
 
 LEVELS = ("L0", "L1", "L2", "L3")
 
@@ -90,17 +92,19 @@ def execute(item: Item, target: Target) -> Result:
         return _result(item, "skipped", item.expect.reason)
     start = time.perf_counter()
     outcome, message = _attempt(item, target)
-    outcome, message = _judge(item.expect, outcome, message)
-    return _result(item, outcome, message, time.perf_counter() - start)
+    kernel = message if outcome == "passed" else ""
+    outcome, message = _judge(item.expect, outcome, "" if kernel else message)
+    return _result(item, outcome, message, time.perf_counter() - start, kernel)
 
 
-def _result(item: Item, outcome: str, message: str, seconds: float = 0.0) -> Result:
-    return Result(item.id, item.level, item.subject, item.case, item.check, outcome, message, round(seconds, 6))
+def _result(item: Item, outcome: str, message: str, seconds: float = 0.0, kernel: str = "") -> Result:
+    return Result(item.id, item.level, item.subject, item.case, item.check, outcome, message, round(seconds, 6), kernel)
 
 
 def _attempt(item: Item, target: Target) -> tuple[str, str]:
+    """(outcome, message); the message of a pass is the kernel that the check names."""
     try:
-        item.run(target)
+        return "passed", item.run(target) or ""
     except Vacuous as nothing:
         return "vacuous", str(nothing)
     except Breach as breach:
@@ -109,7 +113,6 @@ def _attempt(item: Item, target: Target) -> tuple[str, str]:
         return ("refused" if refusal.reasons else "failed"), str(refusal)
     except Exception as error:  # whatever a backend raises is its result, not the suite's end
         return "failed", f"{type(error).__name__}: {error}"
-    return "passed", ""
 
 
 def _judge(expect: Entry | None, outcome: str, message: str) -> tuple[str, str]:
@@ -135,6 +138,21 @@ def describe(target: Target) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Versions that decide results."""
     return {"deepinfer": deepinfer.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def proved(target: Target, results: Iterable[Result]) -> dict[str, dict[str, Any]]:
+    """op -> kernel -> cases, sources and their hash, from the passed reference checks."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        if result.kernel and result.outcome == "passed":
+            facts = found.setdefault(result.subject, {}).setdefault(result.kernel, {"cases": 0})
+            facts["cases"] += 1
+    for op, kernels in found.items():
+        for candidate in candidates(target.device, op):
+            if candidate.name in kernels:
+                files = sources.files(candidate.kernel)
+                kernels[candidate.name] |= {"sources": sorted(files), "hash": sources.digest(files)}
+    return found
 
 
 def run(
@@ -175,10 +193,11 @@ def run(
     done = Report(
         chosen.backend.name, describe(chosen), "quick" if quick else "full", versions(), results,
         time.perf_counter() - start, {"threads": torch.get_num_threads(), "profile": chosen.profile.path},
+        proved(chosen, results),
     )
     if report is not None:
         done.write(report)
     return done
 
 
-__all__ = ["LEVELS", "collect", "describe", "execute", "run", "target", "versions"]
+__all__ = ["LEVELS", "collect", "describe", "execute", "proved", "run", "target", "versions"]

@@ -5,6 +5,7 @@ One test per op case (its checks share the case's data and run together), one pe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
@@ -12,9 +13,17 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepinfer.conformance import plugin, suite
 from deepinfer.conformance.item import Item, Target
+
+
+def _share_cores(config: pytest.Config) -> None:
+    """Under xdist each worker takes its share of the cores, so that workers do not fight over them."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
 @lru_cache(maxsize=1)
@@ -32,6 +41,7 @@ def _chosen(config: pytest.Config) -> Target:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One parameter per item, with the item's id."""
+    _share_cores(metafunc.config)
     target = _chosen(metafunc.config)
     levels = (plugin.option(metafunc.config, "levels") or "").split(",")
     ops = plugin.option(metafunc.config, "ops")
