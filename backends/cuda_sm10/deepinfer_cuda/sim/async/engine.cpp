@@ -56,6 +56,15 @@ void Engine::step_one(Machine& m) {
     }
 }
 
+void Engine::drain(Machine& m, OpQueue& q) {
+    while (!q.ops.empty())
+        for (size_t k = 0; k < ready_.size(); ++k)
+            if (ready_[k].op == q.ops.front()) {
+                step_entry(m, k);
+                break;
+            }
+}
+
 void Engine::drop_grid(Grid* g) {
     std::vector<Entry> keep;
     for (auto& e : ready_)

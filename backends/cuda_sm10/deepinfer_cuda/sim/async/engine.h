@@ -24,7 +24,9 @@ struct Inst;
 // A countdown that a waiting instruction looks at.
 struct Pending {
     u32 open = 0;
-    Message done;  // knowledge carried back to the waiter
+    Message done;               // knowledge carried back to the waiter
+    std::vector<i32> owned;     // register slots it will write
+    std::vector<i32> borrowed;  // register slots it still reads
 };
 
 // cp.async of one lane: `open` operations per committed group, newest last.
@@ -67,6 +69,7 @@ class Engine {
     bool idle() const { return ready_.empty(); }
     void step_some(Machine& m, u64 count);  // random mode: steps of random operations
     void step_one(Machine& m);              // lazy mode: one whole operation
+    void drain(Machine& m, OpQueue& q);     // runs a queue empty
     void drop_grid(Grid* g);                // after a fault
     std::string dump(const Grid* g) const;
 

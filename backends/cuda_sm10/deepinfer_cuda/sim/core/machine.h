@@ -72,7 +72,8 @@ struct Warp {
     std::vector<u64> regs;
     std::vector<u8> local;
     std::vector<Fragment> frags;  // ordered by pc
-    std::vector<u16> pending;     // per slot: asynchronous operations that still own the register
+    std::vector<u16> pending;     // per slot: asynchronous operations that will write the register
+    std::vector<u16> borrowed;    // per slot: asynchronous operations that still read it
     u32 pending_total = 0;
     u64 tid_base = 0;             // linear thread index of lane 0
     // asynchronous bookkeeping (async/engine.h)
@@ -212,6 +213,8 @@ inline void each(u32 lanes, F&& f) {
 }
 inline int first_lane(u32 lanes) { return __builtin_ctz(lanes); }
 
+void own_registers(Warp& w, Pending& p, const std::vector<i32>& written, const std::vector<i32>& read);
+void release_registers(Warp& w, Pending& p);
 void barrier_exit(Warp& w);         // exec/barrier.cpp: the last lane of a warp has exited
 
 // scheduler.cpp

@@ -31,7 +31,7 @@ std::unique_ptr<Cta> make_cta(Grid& g, Cluster& cl, u32 rank) {
         u32 n = std::min(32u, c->thread_count - i * 32);
         w->live = n == 32 ? 0xffffffffu : (1u << n) - 1;
         w->regs.resize(size_t(g.program->slots) * 32);
-        w->pending.resize(g.program->slots);
+        w->pending.resize(g.program->slots), w->borrowed.resize(g.program->slots);
         w->local.resize(size_t(g.program->local_bytes) * 32);
         Fragment f;
         f.lanes = w->live;

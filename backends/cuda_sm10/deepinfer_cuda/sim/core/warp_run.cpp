@@ -39,11 +39,18 @@ void merge(Warp& w) {
 }
 
 void check_pending(X& x, const Inst& in, u32 lanes) {
+    if (in.is_wgmma) return;  // chains of wgmma on one accumulator are ordered by the hardware
     auto owned = [&](i32 s) { return s >= 0 && s < (i32)x.w.pending.size() && x.w.pending[s]; };
     for (i32 s : in.reads)
-        if (owned(s)) x.find(in, first_lane(lanes), "register is read while an asynchronous tcgen05.ld or wgmma still owns it");
-    for (i32 s : in.writes)
+        if (owned(s)) {
+            // a copy between accumulators is the compiler's; ptxas merges the registers or waits
+            if (in.is_copy && in.touches_wgmma && !in.writes.empty()) x.m.engine.drain(x.m, *x.w.wgmma_queue);
+            else x.find(in, first_lane(lanes), "register is read while an asynchronous tcgen05.ld or wgmma still owns it");
+        }
+    for (i32 s : in.writes) {
         if (owned(s)) x.find(in, first_lane(lanes), "register is written while an asynchronous tcgen05.ld or wgmma still owns it");
+        if (s >= 0 && s < (i32)x.w.borrowed.size() && x.w.borrowed[s]) x.find(in, first_lane(lanes), "register is written while an asynchronous wgmma or tcgen05.st still reads it");
+    }
 }
 
 // Applies branches and exits to the fragment list. The current fragment continues at x.next with what is left.
@@ -69,6 +76,19 @@ void split(X& x, size_t index) {
 }
 
 }  // namespace
+
+void own_registers(Warp& w, Pending& p, const std::vector<i32>& written, const std::vector<i32>& read) {
+    for (i32 s : written)
+        if (s >= 0) ++w.pending[s], ++w.pending_total, p.owned.push_back(s);
+    for (i32 s : read)
+        if (s >= 0) ++w.borrowed[s], ++w.pending_total, p.borrowed.push_back(s);
+}
+
+void release_registers(Warp& w, Pending& p) {
+    for (i32 s : p.owned) --w.pending[s], --w.pending_total;
+    for (i32 s : p.borrowed) --w.borrowed[s], --w.pending_total;
+    p.owned.clear(), p.borrowed.clear();
+}
 
 bool warp_can_run(const Warp& w) {
     return std::any_of(w.frags.begin(), w.frags.end(), can_run);
@@ -107,6 +127,7 @@ u64 run_warp(Warp& w, u64 budget) {
             if (lanes) {
                 threads += (u32)__builtin_popcount(lanes);
                 if (w.pending_total) check_pending(x, in, lanes);
+                if (in.touches_wgmma && !in.is_wgmma) w.wgmma_fenced = false;
                 if (!in.aligned || converge(x, lanes, w.live)) in.fn(x, in, lanes);
                 if (x.blocked) break;
                 if (x.exited || !x.jumps.empty()) {

@@ -118,7 +118,7 @@ void fence_mbarrier_init(X& x, const Inst&, u32) {
         if (m.second.init.agent == x.w.agent || x.w.know.all.covers(m.second.init)) m.second.published = true;
 }
 
-void decode_bar_common(Dec& d, bool aligned) {
+void parse_bar(Dec& d, bool aligned) {
     auto b = std::make_shared<Bar>();
     d.opt("cta");
     if (d.opt("aligned")) aligned = true;
@@ -157,10 +157,10 @@ void decode_bar(Dec& d) {
         d.need({"sync"});
         return decode_warp_sync(d);
     }
-    decode_bar_common(d, true);
+    parse_bar(d, true);
 }
 void decode_barrier(Dec& d) {
-    if (!d.opt("cluster")) return decode_bar_common(d, false);
+    if (!d.opt("cluster")) return parse_bar(d, false);
     bool arrive = d.need({"arrive", "wait"}) == "arrive";
     d.in.k[0] = d.one_of({"release", "relaxed", "acquire"}) == "relaxed";
     d.in.aligned = d.opt("aligned");

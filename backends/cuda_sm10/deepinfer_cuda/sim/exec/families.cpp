@@ -25,6 +25,13 @@ void by_type(Dec& d) {
     }
 }
 
+// st.async and red.async share nothing with their synchronous namesakes but the name.
+template <DecodeFn Plain>
+void async_or(Dec& d) {
+    if (!d.st.mods.empty() && d.st.mods[0] == "async" && !(d.st.mods.size() > 1 && d.st.mods[1] == "bulk")) return decode_store_async(d);
+    return Plain(d);
+}
+
 void no_integer(Dec& d) { d.fail("has no integer form"); }
 
 }  // namespace
@@ -48,9 +55,10 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"bfind", decode_bfind}, {"fns", decode_fns}, {"bmsk", decode_bmsk},
         // data movement
         {"mov", decode_mov}, {"cvt", decode_cvt}, {"cvta", decode_cvta}, {"isspacep", decode_isspacep}, {"mapa", decode_mapa},
-        {"getctarank", decode_getctarank}, {"ld", decode_ld}, {"ldu", decode_ld}, {"st", decode_st}, {"prefetch", decode_prefetch},
+        {"getctarank", decode_getctarank}, {"ld", decode_ld}, {"ldu", decode_ld}, {"st", async_or<decode_st>}, {"prefetch", decode_prefetch},
         {"prefetchu", decode_prefetch}, {"createpolicy", decode_createpolicy}, {"applypriority", decode_hint}, {"discard", decode_hint},
-        {"atom", decode_atomic}, {"red", decode_atomic},
+        {"atom", decode_atomic}, {"red", async_or<decode_atomic>}, {"cp", decode_cp},
+        {"tensormap", decode_tensormap},
         // comparison and control
         {"setp", decode_setp}, {"set", decode_set}, {"selp", decode_selp}, {"slct", decode_slct}, {"bra", decode_bra}, {"brx", decode_brx},
         {"ret", decode_ret}, {"exit", decode_ret}, {"trap", decode_trap}, {"brkpt", decode_nothing}, {"call", decode_call},
@@ -59,6 +67,8 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"shfl", decode_shfl}, {"vote", decode_vote}, {"match", decode_match}, {"redux", decode_redux}, {"elect", decode_elect},
         {"activemask", decode_activemask}, {"bar", decode_bar}, {"barrier", decode_barrier}, {"fence", decode_fence},
         {"membar", decode_membar}, {"mbarrier", decode_mbarrier},
+        // matrices
+        {"ldmatrix", decode_ldmatrix}, {"stmatrix", decode_stmatrix}, {"movmatrix", decode_movmatrix}, {"mma", decode_mma}, {"wgmma", decode_wgmma},
     };
     return table;
 }

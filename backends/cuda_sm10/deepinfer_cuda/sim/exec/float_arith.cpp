@@ -170,7 +170,7 @@ void min_max(X& x, const Inst& in, u32 lanes) {
     });
 }
 
-void decode_min_max(Dec& d, bool max) {
+void parse_min_max(Dec& d, bool max) {
     auto m = std::make_shared<MinMax>();
     m->max = max, m->ftz = d.opt("ftz"), m->nan = d.opt("NaN"), m->xorsign = d.opt("xorsign");
     if (m->xorsign && !d.opt("abs")) d.fail(".xorsign needs .abs");
@@ -210,8 +210,8 @@ void decode_mul_float(Dec& d) { decode_float(d, Fn::mul, 2); }
 void decode_fma_float(Dec& d) { decode_float(d, Fn::fma, 3); }
 void decode_abs_float(Dec& d) { decode_float(d, Fn::abs, 1); }
 void decode_neg_float(Dec& d) { decode_float(d, Fn::neg, 1); }
-void decode_min_float(Dec& d) { decode_min_max(d, false); }
-void decode_max_float(Dec& d) { decode_min_max(d, true); }
+void decode_min_float(Dec& d) { parse_min_max(d, false); }
+void decode_max_float(Dec& d) { parse_min_max(d, true); }
 void decode_div_float(Dec& d) { decode_float(d, Fn::div, 2, false); }
 void decode_approx(Dec& d) {
     static const std::map<std::string, Fn> fns = {{"rcp", Fn::rcp}, {"sqrt", Fn::sqrt}, {"rsqrt", Fn::rsqrt}, {"sin", Fn::sin},

@@ -187,6 +187,7 @@ void decode_mov(Dec& d) {
         d.in.fn = mov_split;
     } else {
         d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1, t);
+        d.in.is_copy = from.kind == K::reg;
         d.in.fn = t == Ty::pred ? mov_pred : t == Ty::b128 ? mov128 : mov;
     }
 }

@@ -11,6 +11,7 @@ std::string Program::where(const Inst& in) const {
     std::string text = s.line >= 1 && s.line <= (int)module->lines.size() ? module->lines[s.line - 1] : s.opcode();
     size_t b = text.find_first_not_of(" \t");
     if (b != std::string::npos) text = text.substr(b);
+    if (text.size() > 200) text = text.substr(0, 120) + " ... " + text.substr(text.size() - 60);
     std::string r = "PTX line " + std::to_string(s.line) + " `" + text + "`";
     if (s.loc_line) {
         auto f = module->files.find(s.loc_file);

@@ -30,6 +30,9 @@ struct Inst {
     i32 guard = kNoSlot;
     bool guard_neg = false;
     bool aligned = false;          // all live lanes of the warp must arrive together
+    bool is_copy = false;          // mov between registers
+    bool touches_wgmma = false;    // accesses a register that some wgmma uses
+    bool is_wgmma = false;
     Ty type = Ty::none, type2 = Ty::none;
     Space space = Space::generic;
     std::array<i32, 6> s{kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};

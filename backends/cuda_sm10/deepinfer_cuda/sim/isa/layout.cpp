@@ -75,6 +75,20 @@ void lay_out(Program& p, const std::map<const Variable*, u64>& globals) {
     p.local_bytes = u32(align_up(local, 16)), p.param_bytes = u32(align_up(param, 16));
 }
 
+// Instructions that touch accumulators or register operands of some wgmma: a wgmma.fence must follow them.
+void mark_wgmma(Program& p) {
+    std::vector<bool> used(p.slots);
+    for (auto& in : p.code)
+        if (in.is_wgmma)
+            for (auto* list : {&in.v, &in.v2})
+                for (i32 s : *list)
+                    if (s >= 0) used[s] = true;
+    for (auto& in : p.code) {
+        if (in.is_wgmma) continue;
+        for (i32 s : in.writes) in.touches_wgmma = in.touches_wgmma || (s >= 0 && used[s]);
+    }
+}
+
 }  // namespace
 
 struct Decoder {
@@ -110,6 +124,7 @@ struct Decoder {
         fam.at("ret")(d);
         p.code.push_back(d.in);
         fix_branches(p);
+        mark_wgmma(p);
     }
 };
 

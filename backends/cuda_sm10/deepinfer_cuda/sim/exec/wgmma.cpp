@@ -1,0 +1,220 @@
+// wgmma.mma_async (sm_90): asynchronous products of a warpgroup, operands from shared memory or registers, accumulators in registers.
+//
+// Each warp of the group owns rows 16*(warp%4)..+15 of D, so the operation is executed per warp. Fragments as in mma.sync:
+// register i of D holds row lane/4 + 8*(i/2%2), column 8*(i/4) + 2*(lane%4) + i%2 (PTX ISA, "Register Fragments ... wgmma").
+#include "exec/families.h"
+#include "exec/ops.h"
+#include "isa/formats.h"
+#include "tensor/descriptor.h"
+#include "tensor/matmul.h"
+
+namespace ptxsim {
+namespace {
+
+struct Wgmma : Extra {
+    u32 n = 0, k = 0;
+    Ty d, a, b;
+    bool a_regs = false, sat = false, binary = false;
+    float neg_a = 1, neg_b = 1;
+    bool trans_a = false, trans_b = false;
+    i32 a_desc = kNoSlot, b_desc = kNoSlot, scale_d = kNoSlot;
+};
+
+u32 stored_bytes(Ty t) { return t == Ty::tf32 ? 4 : u32(type_size(t)); }
+
+struct WgmmaOp : AsyncOp {
+    const Wgmma* w = nullptr;
+    std::shared_ptr<Pending> group;
+    MatrixDesc a, b;
+    bool accumulate = true;
+    const char* kind() const override { return "wgmma.mma_async"; }
+
+    u32 element(const MatrixDesc& m, u32 r, u32 k) const {
+        u32 at = m.address(r, k), v = 0;
+        std::memcpy(&v, cta->shared.data() + at, m.element_bytes);
+        return v;
+    }
+
+    // Bounds and checker for every 16-byte chunk of an operand.
+    void visit(const MatrixDesc& m, u32 first_row, u32 rows) {
+        Who who = who_op(*this, self);
+        u32 per = 16 / m.element_bytes;
+        auto one = [&](u32 at) {
+            if (at + 16 > cta->shared.size() || at < 1024)
+                throw SimError("out of bounds: matrix descriptor reaches shared offset " + std::to_string(at) + " of " + std::to_string(cta->shared.size()) + ": kernel " +
+                               grid->program->name + " " + grid->program->where(*inst));
+            grid->check.shared(who, *cta, at, 16, Use::read);
+        };
+        if (m.k_major)
+            for (u32 r = first_row; r < first_row + rows; ++r)
+                for (u32 k = 0; k < w->k; k += per) one(m.address(r, k) & ~15u);
+        else
+            for (u32 k = 0; k < w->k; ++k)
+                for (u32 r = first_row / per * per; r < first_row + rows; r += per) one(m.address(r, k) & ~15u);
+    }
+
+    u32 a_register(u32 row, u32 k) const {
+        u32 bits = 8 * stored_bytes(w->a), e = 32 / bits, lane_id = row % 8 * 4 + k / e % 4, reg = row / 8 + 2 * (k / (4 * e));
+        return u32(warp->regs[size_t(inst->v2[reg]) * 32 + lane_id] >> (bits * (k % e)) & (bits == 32 ? 0xffffffffull : (1ull << bits) - 1));
+    }
+
+    bool step(Machine& m) override {
+        u32 row0 = warp->index % 4 * 16;
+        if (!w->a_regs) visit(a, row0, 16);
+        visit(b, 0, w->n);
+        bool integer = w->d == Ty::s32;
+        std::vector<float> fa(16 * w->k), fb(size_t(w->n) * w->k);
+        std::vector<i32> ia, ib;
+        if (integer) ia.resize(fa.size()), ib.resize(fb.size());
+        auto put = [&](Ty t, u32 raw, float neg, size_t at, std::vector<float>& f, std::vector<i32>& i) {
+            if (integer) i[at] = is_signed(t) ? i32(i8(raw)) : i32(raw);
+            else f[at] = neg * element_value(t, raw);
+        };
+        for (u32 r = 0; r < 16; ++r)
+            for (u32 k = 0; k < w->k; ++k) put(w->a, w->a_regs ? a_register(r, k) : element(a, row0 + r, k), w->neg_a, r * w->k + k, fa, ia);
+        for (u32 r = 0; r < w->n; ++r)
+            for (u32 k = 0; k < w->k; ++k) put(w->b, element(b, r, k), w->neg_b, size_t(r) * w->k + k, fb, ib);
+        if (integer) finish_int(ia, ib);
+        else finish_float(fa, fb);
+        m.stats.mma_macs += u64(16) * w->n * w->k;
+        ++m.progress;
+        --group->open;
+        group->done.all.raise(self);
+        return true;
+    }
+
+    u64& d_register(u32 r, u32 c, bool half) {
+        u32 i = c / 8 * 4 + (r / 8) * 2 + c % 2, lane_id = r % 8 * 4 + c % 8 / 2;
+        return warp->regs[size_t(inst->v[half ? i / 2 : i]) * 32 + lane_id];
+    }
+
+    void finish_float(const std::vector<float>& fa, const std::vector<float>& fb) {
+        bool half = w->d == Ty::f16;
+        std::vector<double> acc(size_t(16) * w->n);
+        if (accumulate)
+            for (u32 r = 0; r < 16; ++r)
+                for (u32 c = 0; c < w->n; ++c) {
+                    u64 v = d_register(r, c, half);
+                    acc[size_t(r) * w->n + c] = half ? f16_to_f32(u32(v >> (16 * (c & 1))) & 0xffff) : from_bits<float>(v);
+                }
+        matmul_f64(fa.data(), fb.data(), acc.data(), 16, w->n, w->k);
+        for (u32 r = 0; r < 16; ++r)
+            for (u32 c = 0; c < w->n; ++c) {
+                double v = acc[size_t(r) * w->n + c];
+                u64& d = d_register(r, c, half);
+                if (half) {
+                    u32 sh = 16 * (c & 1);
+                    d = (d & ~(0xffffull << sh) & 0xffffffff) | u64(encode_float(v, kF16, Round::rn)) << sh;
+                } else {
+                    d = to_bits(std::isnan(v) ? from_bits<float>(0x7fffffff) : float(v));
+                }
+            }
+    }
+
+    void finish_int(const std::vector<i32>& ia, const std::vector<i32>& ib) {
+        std::vector<i64> acc(size_t(16) * w->n);
+        if (accumulate)
+            for (u32 r = 0; r < 16; ++r)
+                for (u32 c = 0; c < w->n; ++c) acc[size_t(r) * w->n + c] = i32(d_register(r, c, false));
+        matmul_i32(ia.data(), ib.data(), acc.data(), 16, w->n, w->k);
+        for (u32 r = 0; r < 16; ++r)
+            for (u32 c = 0; c < w->n; ++c) {
+                i64 v = acc[size_t(r) * w->n + c];
+                d_register(r, c, false) = u32(w->sat ? std::clamp<i64>(v, INT32_MIN, INT32_MAX) : v);
+            }
+    }
+};
+
+void set_desc(X& x, const Inst& in, u64 raw, Ty t, bool mn_major, MatrixDesc& m) {
+    std::string why = decode_desc_sm90(raw, m);
+    if (!why.empty()) x.fault(in, 0, why);
+    m.k_major = !mn_major;
+    m.element_bytes = stored_bytes(t);
+}
+
+void wgmma(X& x, const Inst& in, u32) {
+    const Wgmma& w = static_cast<const Wgmma&>(*in.extra);
+    if (x.w.index / 4 * 4 + 4 > x.cta.warps.size()) x.fault(in, 0, "wgmma needs a whole warpgroup of 4 warps, the CTA has " + std::to_string(x.cta.warps.size()) + " warps");
+    if (!x.w.wgmma_fenced) x.find(in, 0, "wgmma without wgmma.fence after its registers were accessed");
+    auto op = std::make_shared<WgmmaOp>();
+    op->inst = &in, op->w = &w;
+    if (!w.a_regs) set_desc(x, in, x.src(w.a_desc)[0], w.a, w.trans_a, op->a);
+    set_desc(x, in, x.src(w.b_desc)[0], w.b, w.trans_b, op->b);
+    u32 p = w.scale_d == kNoSlot ? ~0u : x.predicate(w.scale_d);
+    op->accumulate = p & 1;
+    if (p && ~p) x.find(in, 0, "scale-d is not uniform over the warp");
+    adopt(x, *op);
+    if (!x.w.wgmma_open) x.w.wgmma_open = std::make_shared<Pending>();
+    op->group = x.w.wgmma_open;
+    ++op->group->open;
+    if (x.g.check.on) own_registers(x.w, *op->group, in.v, in.v2);
+    x.m.engine.issue(x.m, op, x.w.wgmma_queue);
+}
+
+void fence(X& x, const Inst&, u32) { x.w.wgmma_fenced = true; }
+
+void commit(X& x, const Inst&, u32) {
+    if (!x.w.wgmma_open) x.w.wgmma_open = std::make_shared<Pending>();
+    x.w.wgmma_groups.push_back(x.w.wgmma_open);
+    x.w.wgmma_open = nullptr;
+}
+
+void wait(X& x, const Inst& in, u32) {
+    auto& g = x.w.wgmma_groups;
+    size_t keep = size_t(in.k[0]);
+    for (size_t i = 0; i + keep < g.size(); ++i)
+        if (g[i]->open) return x.block("wgmma group");
+    while (g.size() > keep) {
+        release_registers(x.w, *g.front());
+        warp_acquire(x.w, g.front()->done);
+        g.pop_front();
+    }
+}
+}  // namespace
+
+void decode_wgmma(Dec& d) {
+    d.in.aligned = true;
+    std::string what = d.need({"fence", "commit_group", "wait_group", "mma_async"});
+    if (d.opt("sp")) d.fail("sparse products are not modelled");
+    d.need({"sync"}), d.need({"aligned"});
+    if (what == "fence") { d.in.fn = fence; return; }
+    if (what == "commit_group") { d.in.fn = commit; return; }
+    if (what == "wait_group") {
+        d.in.k[0] = d.imm(0);
+        d.in.fn = wait;
+        return;
+    }
+    auto w = std::make_shared<Wgmma>();
+    u32 m = 0;
+    std::string shape = d.prefix("m");
+    if (std::sscanf(shape.c_str(), "%un%uk%u", &m, &w->n, &w->k) != 3 || m != 64 || w->n % 8 || !w->n || w->n > 256) d.fail("shape m" + shape + " is not a wgmma shape");
+    w->sat = d.opt("satfinite");
+    w->d = d.need_type(), w->a = d.need_type(), w->b = d.need_type();
+    u32 want_k = 32 / stored_bytes(w->a);
+    if (w->k != want_k || w->a == Ty::b1) d.fail("type and k do not match a dense wgmma");
+    d.in.v = d.dsts(d.arg(0));
+    size_t need = w->d == Ty::f16 ? w->n / 4 : w->n / 2;
+    if (d.in.v.size() != need) d.fail("needs " + std::to_string(need) + " accumulator registers");
+    const Operand& a = d.arg(1);
+    w->a_regs = a.kind == Operand::Kind::vec;
+    if (w->a_regs) {
+        d.in.v2 = d.srcs(a, Ty::b32);
+        if (d.in.v2.size() != 4) d.fail("needs 4 registers for A");
+    } else {
+        w->a_desc = d.src(1);
+    }
+    w->b_desc = d.src(2);
+    w->scale_d = d.pred(3);
+    if (w->d != Ty::s32) {
+        w->neg_a = float(d.imm(4)), w->neg_b = float(d.imm(5));
+        size_t at = 6;
+        if (stored_bytes(w->a) == 2) {
+            if (!w->a_regs) w->trans_a = d.imm(at++);
+            w->trans_b = d.imm(at++);
+        }
+    }
+    d.in.is_wgmma = true;
+    d.in.extra = w, d.in.fn = wgmma;
+}
+
+}  // namespace ptxsim
