@@ -1,0 +1,126 @@
+"""Sampling on a CPU: parameters may be read, so stages that change no row are left out and sorting is bounded.
+
+The arithmetic is the portable tier's (`deepinfer.ops.sampling`); this kernel decides how much of it is needed:
+
+    parameters --read--> drop identities --> greedy for all rows?  -> arg-max
+                                         \\-> top-k / top-p left?   -> how many candidates are enough
+                                                                      (largest k, or FEW tokens if they hold the mass)
+
+A full sort of 8 x 129280 logits costs about as much as a small model's step; the FEW largest of a trained model's
+distribution nearly always hold the asked-for mass, and where they do not, everything is sorted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deepinfer.hal.device import Stream
+from deepinfer.ops.sampling.distribution import Candidates, Scaled
+from deepinfer.ops.sampling.log_probs import tabulate
+from deepinfer.ops.sampling.sample import draw
+from deepinfer.registry import get_spec
+from deepinfer.registry.kernel import Kernel, Plan
+
+FEW = 1024
+Args = dict[str, Any]
+
+
+def without_identities(args: Args) -> Args:
+    """The same call with None for every parameter that changes no row."""
+    vocab = args["logits"].shape[1]
+    found = dict(args)
+
+    def drop(name: str, changes: Any) -> None:
+        value = args[name]
+        if value is not None and not bool(changes(value).any()):
+            found[name] = None
+
+    drop("temperature", lambda t: t != 1)
+    drop("top_k", lambda k: (k > 0) & (k < vocab))
+    drop("top_p", lambda p: p < 1)
+    drop("min_p", lambda p: p > 0)
+    drop("repetition", lambda r: (r > 0) & (r != 1))
+    for name in ("frequency", "presence"):
+        drop(name, lambda f: f != 0)
+    drop("banned_ids", lambda ids: ids >= 0)
+    if found["repetition"] is None and found["frequency"] is None and found["presence"] is None:
+        found["history"] = None
+    if args["mask"] is not None and args["row_map"] is not None:
+        named = (args["row_map"] >= 0) & (args["row_map"] < args["mask"].shape[0])
+        if not bool(named.any()):
+            found["mask"] = found["row_map"] = None
+    return found
+
+
+def enough(args: Args) -> Candidates:
+    """How many sorted candidates the rows of this call need."""
+
+    def count(scaled: Scaled) -> int | None:
+        top_k, top_p = args["top_k"], args["top_p"]
+        if top_k is None and top_p is None:
+            return None
+        rows, vocab = scaled.x.shape
+        limit = torch.full((rows,), vocab) if top_k is None else torch.where(top_k > 0, top_k.long(), vocab)
+        limit = limit.clamp(max=vocab)
+        if scaled.greedy is not None:
+            limit = torch.where(scaled.greedy, 1, limit)
+        largest = int(limit.max()) if rows else 0
+        if largest <= FEW or vocab <= 2 * FEW or top_p is None:
+            return largest
+        held = scaled.log.topk(FEW, 1).values.exp().sum(1, dtype=torch.float64)
+        # A margin far above the rounding of the sums, so that the cut surely lies inside.
+        mass = scaled.log.exp().sum(1, dtype=torch.float64) * (top_p.double() + 1e-4)
+        needs_all = (limit > FEW) & ~(held > mass)
+        return int(torch.where(needs_all, limit, limit.clamp(max=FEW)).max())
+
+    return count
+
+
+class _Sampling(Kernel):
+    tier = "native"
+    allocates = True
+
+    def __init__(self) -> None:
+        self._names = tuple(param.name for param in get_spec(str(self.op)).params)
+
+    def results(self, args: Args) -> tuple[torch.Tensor, ...]:
+        raise NotImplementedError
+
+    def run(
+        self,
+        plan: Plan,
+        stream: Stream,
+        args: tuple[Any, ...],
+        out: tuple[torch.Tensor | None, ...],
+        workspace: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, ...]:
+        found = self.results(without_identities(dict(zip(self._names, args, strict=True))))
+        return tuple(new if old is None else old.copy_(new) for new, old in zip(found, out, strict=True))
+
+
+class SampleKernel(_Sampling):
+    """`sampling.sample`."""
+
+    op = "sampling.sample"
+    name = "bounded_sort"
+
+    def results(self, args: Args) -> tuple[torch.Tensor, ...]:
+        temperature = args["temperature"]
+        if temperature is not None and not bool((temperature.float() > 0).any()):
+            args = {**args, "greedy": True}
+        return draw(args, enough(args))
+
+
+class LogProbsKernel(_Sampling):
+    """`sampling.log_probs`."""
+
+    op = "sampling.log_probs"
+    name = "bounded_sort"
+
+    def results(self, args: Args) -> tuple[torch.Tensor, ...]:
+        return (tabulate(args, enough(args)),)
+
+
+KERNELS = (SampleKernel(), LogProbsKernel())

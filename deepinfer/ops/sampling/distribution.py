@@ -1,0 +1,132 @@
+"""Temperature, top-k, top-p and min-p on adjusted logits: which tokens stay, and with what weight.
+
+The rules, in this order, per row (parameters are values on the device; None is the identity for all rows):
+temperature divides; <= 0 or NaN means arg-max. top-k keeps the k largest logits, ties to the lower id (k <= 0: all).
+top-p keeps, among those, the shortest prefix of that order whose share of the mass reaches p (p >= 1 or NaN: all;
+p <= 0: one token). min-p drops tokens with less than min_p times the largest probability (<= 0 or NaN: none; values
+above 1 count as 1). At least the largest token stays. Nothing here reads the device on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from deepinfer.ops.moe.ranking import ordered_keys
+from deepinfer.registry.spec import Args
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Adjusted logits as temperature sees them.
+
+    Attributes:
+        x: [n, V] float32 adjusted logits; rows that are not valid hold zeros.
+        log: [n, V] float32 (x - max) / temperature; arg-max rows use temperature 1.
+        valid: [n] bool; false where a NaN or +inf is among the allowed tokens, or no token is allowed.
+        greedy: [n] bool, or None when no row is.
+    """
+
+    x: torch.Tensor
+    log: torch.Tensor
+    valid: torch.Tensor
+    greedy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Candidates of each row.
+
+    Attributes:
+        ids: [n, C] token ids, or None when column = token.
+        log: [n, C] float32 log-weights (not normalised), -inf where a token was cut.
+    """
+
+    ids: torch.Tensor | None
+    log: torch.Tensor
+
+
+Candidates = Callable[[Scaled], "int | None"]
+"""How many of the largest tokens `cut` must look at, given the scaled logits; None: no order is needed."""
+
+
+def all_candidates(args: Args) -> Candidates:
+    """The answer that needs no look at values: the whole vocabulary wherever top-k or top-p is given."""
+    ordered = args["top_k"] is not None or args["top_p"] is not None
+    return lambda scaled: scaled.x.shape[1] if ordered else None
+
+
+def largest(x: torch.Tensor) -> torch.Tensor:
+    """Row maxima [n, 1], NaN where a row holds one, -inf for an empty vocabulary."""
+    return x.amax(1, keepdim=True) if x.shape[1] else x.new_full((x.shape[0], 1), -torch.inf)
+
+
+def scale(x: torch.Tensor, temperature: torch.Tensor | None) -> Scaled:
+    """Divide by the temperature relative to the row's maximum, so that nothing overflows."""
+    top = largest(x)
+    valid = top.isfinite()
+    x = torch.where(valid, x, 0.0)
+    shifted = x - torch.where(valid, top, 0.0)
+    if temperature is None:
+        return Scaled(x, shifted, valid[:, 0], None)
+    warmth = temperature.float()
+    greedy = ~(warmth > 0)
+    divisor = torch.where(greedy, 1.0, warmth)[:, None]
+    log = torch.where(shifted == -torch.inf, shifted, shifted / divisor)
+    return Scaled(x, log, valid[:, 0], greedy)
+
+
+def cut(scaled: Scaled, args: Args, candidates: int | None) -> Kept:
+    """Apply top-k, top-p and min-p.
+
+    `candidates` is how many of the largest tokens to look at: V is always right; fewer is right only if no row keeps
+    more (the caller knows). None: neither top-k nor top-p is asked for.
+    """
+    ids, log = None, scaled.log
+    if candidates is not None and log.shape[1]:
+        keys = ordered_keys(scaled.x)
+        ids = keys.argsort(1, descending=True) if candidates >= log.shape[1] else keys.topk(candidates, 1).indices
+        total = scaled.log.exp().sum(1, dtype=torch.float64)
+        log = log.gather(1, ids)
+        log = _top_p(log, *_top_k(log, args["top_k"], total), args["top_p"])
+    if args["min_p"] is not None:
+        floor = torch.where(args["min_p"] > 0, args["min_p"].float(), 0.0).clamp(max=1.0)[:, None]
+        log = log.masked_fill(log.exp() < floor, -torch.inf)
+    return Kept(ids, log)
+
+
+def _top_k(
+    log: torch.Tensor, top_k: torch.Tensor | None, total: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """(which columns of the sorted candidates stay, mass of what stays)."""
+    if top_k is None:
+        return None, total
+    limit = torch.where(top_k > 0, top_k.long(), 1 << 62)[:, None]
+    kept = torch.arange(log.shape[1], device=log.device)[None] < limit
+    mass = torch.where(kept, log.exp(), 0.0).sum(1, dtype=torch.float64)
+    return kept, torch.where(top_k > 0, mass, total)
+
+
+def _top_p(
+    log: torch.Tensor, kept: torch.Tensor | None, mass: torch.Tensor, top_p: torch.Tensor | None
+) -> torch.Tensor:
+    """Cut the sorted candidates where the mass before them reaches p; the first one stays."""
+    if kept is not None:
+        log = log.masked_fill(~kept, -torch.inf)
+    if top_p is None:
+        return log
+    weights = log.exp().double()
+    before = weights.cumsum(1) - weights
+    off = ~(top_p < 1)
+    limit = torch.where(off, torch.inf, top_p.double() * mass)[:, None]
+    reached = before >= limit
+    reached[:, 0] = False
+    return log.masked_fill(reached, -torch.inf)
+
+
+def normalised(kept: Kept) -> torch.Tensor:
+    """Log-probabilities of the candidates [n, C]; a row with nothing kept stays -inf."""
+    total = kept.log.exp().sum(1, keepdim=True, dtype=torch.float64).log().float()
+    return torch.where(kept.log == -torch.inf, kept.log, kept.log - total)
