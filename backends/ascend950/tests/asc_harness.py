@@ -32,7 +32,7 @@ def context(index: int = 0) -> int:
 @lru_cache(maxsize=64)
 def module(source: str, index: int = 0) -> int:
     headers = {**kernel_headers(), **sim_headers(), "probe.h": (FOLDER / "probe.h").read_text()}
-    build = Build(f"test_{source}", (FOLDER / f"{source}.asc").read_text(), headers, arch="ascend950-sim", fmt="elf")
+    build = Build(source, (FOLDER / f"{source}.asc").read_text(), headers, arch="ascend950-sim", fmt="elf")
     image = build_cache().get(build, GxxCompiler()).image
     return driver().module_load(context(index), Image(image, "elf", source))
 

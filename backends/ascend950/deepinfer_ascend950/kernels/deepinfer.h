@@ -6,6 +6,8 @@
 //   gm::load / ss::load / ss::store          scalar accesses that the simulator's checkers see
 //   MUTANT(n)                    true only in the deliberately broken build number n of the mutation suite
 //
+//   mem::scale_address(p)        what the scale loads of the cube take as address: that of the operand, divided by 16
+//
 // Device code includes nothing of the standard library beyond <cstdint> and <type_traits>.
 #pragma once
 #include <cstdint>
@@ -99,6 +101,10 @@ extern "C" __attribute__((used, visibility("default"))) inline const asc_sim::Ke
         #name, [](const void* a) { name##_body(*static_cast<const Args*>(a)); }, sizeof(Args), aic, aiv};
 
 #endif
+
+namespace mem {
+template <class T> __aicore__ inline uint64_t scale_address(T* operand) { return (uint64_t)operand / 16; }
+}  // namespace mem
 
 // A register seen with another element type (same 256 bytes).
 #define AS(type, reg) (reinterpret_cast<type&>(reg))

@@ -17,11 +17,13 @@ uint32_t global_agent() {
 bool before(const Access& a, const Clock& clk) {
     const int block = static_cast<int>(a.agent - 1) / kAgents, agent = static_cast<int>(a.agent - 1) % kAgents;
     if (block == g.core->block->global) return clk.t[agent] >= a.epoch;
-    if (!clk.remote || clk.remote->size() <= static_cast<size_t>(block)) return false;
-    const uint32_t r = (*clk.remote)[static_cast<size_t>(block)];
-    if (r == 0) return false;
-    for (auto& b : g.sched->blocks)
-        if (b->global == block) return b->releases[r - 1].t[agent] >= a.epoch;
+    const size_t first = static_cast<size_t>(block) * kAgents;
+    if (!clk.remote || clk.remote->size() < first + kAgents) return false;
+    const Block& b = *g.sched->blocks[static_cast<size_t>(block)];
+    for (size_t i = 0; i < kAgents; ++i) {
+        const uint32_t r = (*clk.remote)[first + i];
+        if (r && b.releases[i][r - 1].t[agent] >= a.epoch) return true;
+    }
     return false;
 }
 
@@ -137,6 +139,24 @@ void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uin
     });
 }
 
+// Races in global memory: over the buffers that some launch of the group may write.
+static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
+    const Clock& clk = now();
+    const uint32_t agent = global_agent(), loc = g.sched->loc_id(g.loc);
+    for (Span& s : g.sched->tracked) {
+        const uintptr_t low = std::max(a, s.base), high = std::min(a + bytes, s.base + s.size);
+        if (low >= high) continue;
+        const uintptr_t origin = s.base / kGranule * kGranule;
+        if (!s.shadow) {
+            s.shadow = static_cast<Record*>(std::calloc((s.base + s.size - origin + kGranule - 1) / kGranule, sizeof(Record)));
+            if (!s.shadow) throw std::bad_alloc();
+        }
+        granules(low - origin, high - low, [&](uint64_t i, uint32_t mask) {
+            visit(s.shadow[i], mask, write, clk, agent, loc, "global memory", i * kGranule);
+        });
+    }
+}
+
 unsigned char* gm(const void* p, uint64_t bytes, bool write) {
     if (bytes == 0) return static_cast<unsigned char*>(const_cast<void*>(p));
     auto& spans = g.core->block->launch->spans;
@@ -150,18 +170,7 @@ unsigned char* gm(const void* p, uint64_t bytes, bool write) {
         stop("global memory access outside every buffer given to the launch (" + std::to_string(bytes) + " bytes)" + near);
     }
     if (write && !s->writable) stop("write into a read-only buffer of the launch, byte " + std::to_string(a - s->base));
-    if (s->writable && g.sched->options.race && !(write && g.core->reg.atomic_op)) {
-        const uintptr_t origin = s->base / kGranule * kGranule;
-        if (!s->shadow) {
-            s->shadow = static_cast<Record*>(std::calloc((s->base + s->size - origin + kGranule - 1) / kGranule, sizeof(Record)));
-            if (!s->shadow) throw std::bad_alloc();
-        }
-        const Clock& clk = now();
-        const uint32_t agent = global_agent(), loc = g.sched->loc_id(g.loc);
-        granules(a - origin, bytes, [&](uint64_t i, uint32_t mask) {
-            visit(s->shadow[i], mask, write, clk, agent, loc, "global memory", i * kGranule);
-        });
-    }
+    if (g.sched->options.race && !(write && g.core->reg.atomic_op)) track_gm(a, bytes, write);
     return reinterpret_cast<unsigned char*>(a);
 }
 

@@ -13,7 +13,8 @@ inline constexpr int kPipes = 7;  // S V M MTE1 MTE2 MTE3 FIX
 inline constexpr int kCores = 3;  // AIC AIV0 AIV1
 inline constexpr int kAgents = kPipes * kCores;
 
-// remote[b] = n: everything that happened before the n-th release point of block b is known. Immutable once shared.
+// remote[b * kAgents + a] = n: what came before the n-th release point of agent a of block b is known. Immutable once
+// shared.
 using Remote = std::vector<uint32_t>;
 
 struct Clock {

@@ -275,21 +275,6 @@ di_status function(di_handle module, const char* name, di_handle* out) {
     return set_error(DI_NOT_FOUND, std::string("no kernel \"") + name + "\"; the module has: " + all);
 }
 
-std::vector<Span> merge(std::vector<Span> in) {
-    std::sort(in.begin(), in.end(), [](const Span& a, const Span& b) { return a.base < b.base; });
-    std::vector<Span> out;
-    for (const Span& s : in) {
-        if (s.size == 0) continue;
-        if (!out.empty() && s.base < out.back().base + out.back().size) {
-            out.back().size = std::max(out.back().base + out.back().size, s.base + s.size) - out.back().base;
-            out.back().writable |= s.writable;
-        } else {
-            out.push_back(s);
-        }
-    }
-    return out;
-}
-
 std::unique_ptr<Launch> make_launch(const Object& fn, uint32_t grid, const di_arg* args, uint32_t count) {
     auto l = std::make_unique<Launch>();
     l->kernel = fn.kernel;
@@ -308,7 +293,7 @@ std::unique_ptr<Launch> make_launch(const Object& fn, uint32_t grid, const di_ar
     }
     if (l->args.size() != fn.kernel->args_size)
         throw SimError(std::string("kernel ") + fn.kernel->name + " takes " + std::to_string(fn.kernel->args_size) + " bytes of arguments, " + std::to_string(l->args.size()) + " given");
-    l->spans = merge(std::move(spans));
+    l->spans = merge_spans(std::move(spans));
     return l;
 }
 

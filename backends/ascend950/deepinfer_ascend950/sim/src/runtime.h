@@ -125,15 +125,17 @@ struct Block {
     std::unique_ptr<Arena> arena;
     Core cores[kCores];
     Rendezvous sub[32], main[32];  // mode 1 and mode 2 (AIV side)
-    std::vector<Clock> releases;
+    std::vector<Clock> releases[kAgents];  // what each agent has published to other blocks, in order
     bool active = false, finished = false;
 };
 
 struct Span {
     uintptr_t base = 0, size = 0;
     bool writable = false;
-    Record* shadow = nullptr;  // calloc'ed, one per 32 bytes, only for writable spans
+    Record* shadow = nullptr;  // calloc'ed on first use, one per 32 bytes; only in Scheduler::tracked
 };
+
+std::vector<Span> merge_spans(std::vector<Span> in);  // sorted and disjoint
 
 struct Options {
     int policy = 0;           // 0 eager, 1 lazy, 2 random
@@ -154,7 +156,6 @@ struct Launch {
     std::vector<Span> spans;  // sorted, disjoint
     Rendezvous inter_aic[32], inter_aiv[32];
     std::vector<Block*> blocks;
-    ~Launch();
 };
 
 struct Counters {
@@ -173,6 +174,7 @@ public:
     Options options;
     Counters counters;
     std::map<uintptr_t, Clock> sync_words;  // words written by asc_store_dev: a reader is ordered after the writer
+    std::vector<Span> tracked;  // union of the writable spans of all launches: two ranks may map the same memory
     std::vector<std::string> warnings;
     std::vector<Block*> active;
     size_t next_block = 0;
@@ -191,7 +193,7 @@ public:
     bool run_now(Core& c, int pipe);
     uint32_t loc_id(Loc loc);
     void deliver(Core& c, int id, const Clock& clock, Loc loc);
-    Clock release(Block& b, const Clock& clock);
+    Clock release(Core& c, int pipe, const Clock& clock);
     [[noreturn]] void deadlock();
 
 private:

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,8 +17,19 @@ thread_local Exec g;
 void fiber_start(Core& c, Scheduler& s);
 void fiber_free(Core& c);
 
-Launch::~Launch() {
-    for (auto& s : spans) std::free(s.shadow);
+std::vector<Span> merge_spans(std::vector<Span> in) {
+    std::sort(in.begin(), in.end(), [](const Span& a, const Span& b) { return a.base < b.base; });
+    std::vector<Span> out;
+    for (const Span& s : in) {
+        if (s.size == 0) continue;
+        if (!out.empty() && s.base < out.back().base + out.back().size) {
+            out.back().size = std::max(out.back().base + out.back().size, s.base + s.size) - out.back().base;
+            out.back().writable |= s.writable;
+        } else {
+            out.push_back(s);
+        }
+    }
+    return out;
 }
 
 Scheduler::Scheduler(std::vector<std::unique_ptr<Launch>> l, const Options& o)
@@ -33,12 +45,16 @@ Scheduler::Scheduler(std::vector<std::unique_ptr<Launch>> l, const Options& o)
             launch->blocks.push_back(b.get());
             blocks.push_back(std::move(b));
         }
+        for (const Span& s : launch->spans)
+            if (s.writable) tracked.push_back(s);
         for (auto& r : launch->inter_aic) r.arrived.resize(launch->grid);
         for (auto& r : launch->inter_aiv) r.arrived.resize(launch->grid * launch->kernel->aiv);
     }
+    tracked = merge_spans(std::move(tracked));
 }
 
 Scheduler::~Scheduler() {
+    for (auto& s : tracked) std::free(s.shadow);
     for (auto& b : blocks)
         for (auto& c : b->cores) {
             for (auto& p : c.pipes)

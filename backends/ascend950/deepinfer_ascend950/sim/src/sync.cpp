@@ -141,11 +141,13 @@ void buf_release(int pipe, int id, int, Loc loc) {
     c.buf_clock[id].join(c.scalar);
 }
 
-Clock Scheduler::release(Block& b, const Clock& clock) {
-    b.releases.push_back(clock);
+Clock Scheduler::release(Core& c, int pipe, const Clock& clock) {
+    const size_t agent = static_cast<size_t>(c.agent(pipe));
+    auto& list = c.block->releases[agent];
+    list.push_back(clock);
     auto r = clock.remote ? std::make_shared<Remote>(*clock.remote) : std::make_shared<Remote>();
-    if (r->size() < blocks.size()) r->resize(blocks.size());
-    (*r)[static_cast<size_t>(b.global)] = static_cast<uint32_t>(b.releases.size());
+    if (r->size() < blocks.size() * kAgents) r->resize(blocks.size() * kAgents);
+    (*r)[static_cast<size_t>(c.block->global) * kAgents + agent] = static_cast<uint32_t>(list.size());
     Clock out;
     out.remote = std::move(r);
     return out;
@@ -195,7 +197,7 @@ void Scheduler::deliver(Core& c, int id, const Clock& clock, Loc) {
         Rendezvous& r = c.kind == 0 ? l.inter_aic[flag] : l.inter_aiv[flag];
         const size_t member = c.kind == 0 ? static_cast<size_t>(b.index)
                                           : static_cast<size_t>(b.index) * l.kernel->aiv + static_cast<size_t>(c.aiv());
-        Clock out = release(b, clock);
+        Clock out = release(c, g.pipe, clock);
         r.arrived[member].push_back(out);
         if (complete(r)) {
             const Clock j = take(r);
@@ -355,7 +357,7 @@ void gm_store_release(void* p, const void* value, uint32_t bytes, Loc loc) {
     }
     g.sched->options.race = race;
     Clock& word = g.sched->sync_words[reinterpret_cast<uintptr_t>(p)];
-    word.join(g.sched->release(*c.block, c.scalar));
+    word.join(g.sched->release(c, 0, c.scalar));
     if (bytes == 4) __atomic_store_n(static_cast<uint32_t*>(p), *static_cast<const uint32_t*>(value), __ATOMIC_RELEASE);
     else if (bytes == 8) __atomic_store_n(static_cast<uint64_t*>(p), *static_cast<const uint64_t*>(value), __ATOMIC_RELEASE);
     else std::memcpy(p, value, bytes);
