@@ -93,14 +93,42 @@ def pays_to_pad(spans: list[Span], groups: int) -> bool:
     return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= 2 * used
 
 
+def products(
+    a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str, weights: Weights, spans: list[Span],
+    out: torch.Tensor | None, dtype: torch.dtype,
+) -> torch.Tensor:
+    """[M, N] with the rows of every span multiplied by its weights; other rows keep `out`'s bytes, or are 0."""
+    ready = weights.dense()
+    if ready is not None and small(a.shape[0], ready.shape[-1]) and _tile(spans, a.shape[0]):
+        made = _joined(widen(a, a_scale, a_recipe), ready.transpose(1, 2), spans).to(dtype)
+        return made if out is None else out.copy_(made)
+    result = a.new_zeros((a.shape[0], weights.data.shape[1]), dtype=dtype) if out is None else out
+    return loop(a, a_scale, a_recipe, weights, spans, result)
+
+
+def _tile(spans: list[Span], total: int) -> bool:
+    """Whether the spans cover [0, total) in order and without gaps."""
+    position = 0
+    for _, low, high in spans:
+        if low != position:
+            return False
+        position = high
+    return position == total > 0
+
+
+def _joined(a: torch.Tensor, weights: torch.Tensor, spans: list[Span]) -> torch.Tensor:
+    """Products of spans that tile the rows; weights [G, K, N]. The decode path: as few calls as possible."""
+    if len(spans) == 1:
+        return torch.mm(a, weights[spans[0][0]])
+    parts = a.split_with_sizes([high - low for _, low, high in spans])
+    return torch.cat([torch.mm(part, weights[g]) for part, (g, _, _) in zip(parts, spans, strict=True)])
+
+
 def loop(
     a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str, weights: Weights, spans: list[Span],
     result: torch.Tensor,
 ) -> torch.Tensor:
-    """Write rows of every span into result [M, N]."""
-    ready = weights.dense()
-    if ready is not None and small(a.shape[0], ready.shape[-1]):
-        return _loop_dense(widen(a, a_scale, a_recipe), ready, spans, result)
+    """Write the rows of every span into result [M, N], in blocks of bounded size."""
     form = Recipe.parse(weights.recipe)
     width = weights.data.shape[-1] * (2 if form.element == "e2m1" else 1)
     for g, low, high in spans:
@@ -110,17 +138,6 @@ def loop(
                 rows = slice(low + m0, low + m1)
                 left = widen(a[rows], rows_of(a_scale, a_recipe, low + m0, low + m1), a_recipe)
                 result[rows, n0:n1] = torch.mm(left, right)
-    return result
-
-
-def _loop_dense(a: torch.Tensor, weights: torch.Tensor, spans: list[Span], result: torch.Tensor) -> torch.Tensor:
-    """As `loop` with both operands in float32 already: the decode path, as few calls as possible."""
-    if result.dtype is torch.float32 and result.is_contiguous():  # other strides take another path, with other bits
-        for g, low, high in spans:
-            torch.mm(a[low:high], weights[g].t(), out=result[low:high])
-    else:
-        for g, low, high in spans:
-            result[low:high] = torch.mm(a[low:high], weights[g].t())
     return result
 
 

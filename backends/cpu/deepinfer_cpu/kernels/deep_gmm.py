@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from deepinfer.hal.device import Stream
+from deepinfer.hal.device import Device, Stream
 from deepinfer.hal.types import DeviceProps, Support
 from deepinfer.ops.deep_gmm import portable
-from deepinfer.ops.deep_gmm.operand import PLAIN, widen
+from deepinfer.ops.deep_gmm.operand import PLAIN, shape_of, widen
 from deepinfer.ops.deep_gmm.rows import host_bounds
 from deepinfer.registry.call import Call
 from deepinfer.registry.kernel import Kernel, Plan
@@ -43,26 +43,35 @@ class CpuGemm(Kernel):
     def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
         return matmul.pack(data, scale, recipe)
 
+    def plan(self, device: Device, call: Call) -> Plan:
+        """state: whether both float32 copies fit the block budget."""
+        rows, cols = call["a"].shape[0], call["b"].shape[0]
+        depth = shape_of(call["b"], call["b_recipe"])[-1]
+        ready = call["b_packed"] is not None or call["b"].dtype is torch.float32
+        return Plan(state=matmul.small(rows, depth) and (ready or matmul.small(cols, depth)))
+
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         a, a_scale, a_recipe, b, b_scale, b_recipe, packed, _, c, bias, dtype = args
         if packed is not None:
             b, b_scale, b_recipe = packed, None, PLAIN
-        rows, cols, depth = a.shape[0], b.shape[0], a.shape[-1]
-        if not (matmul.small(rows, depth) and (b.dtype is torch.float32 or matmul.small(cols, depth))):
-            result = torch.empty((rows, cols), dtype=dtype) if out[0] is None else out[0]
+        if not plan.state:
+            result = torch.empty((a.shape[0], b.shape[0]), dtype=dtype) if out[0] is None else out[0]
             return (portable.dense(a, a_scale, a_recipe, b, b_scale, b_recipe, result, c, bias),)
-        left, right = widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t()
-        direct = out[0] is not None and dtype is torch.float32 and out[0].is_contiguous()
-        product = torch.mm(left, right, out=out[0]) if direct else torch.mm(left, right)
-        if c is not None:
-            product += c
-        if bias is not None:
-            product += bias
-        if direct:
-            return (product,)
+        product = _product(widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t(), c, bias)
         return (product.to(dtype) if out[0] is None else out[0].copy_(product),)
+
+
+def _product(
+    left: torch.Tensor, right: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """left @ right + c + bias in float32."""
+    if bias is None:
+        product = torch.mm(left, right)
+    else:
+        product = torch.addmm(bias.float(), left, right)
+    return product if c is None else product.add_(c)
 
 
 class CpuGroupedGemm(Kernel):
@@ -91,12 +100,11 @@ class CpuGroupedGemm(Kernel):
             pad = Padded(spans, groups)
             product = torch.bmm(pad.spread(widen(a, a_scale, a_recipe)), dense.transpose(1, 2))
             return (pad.collect(product, total, out[0], dtype),)
-        result = torch.zeros((total, b.shape[1]), dtype=dtype) if out[0] is None else out[0]
-        return (matmul.loop(a, a_scale, a_recipe, weights, spans, result),)
+        return (matmul.products(a, a_scale, a_recipe, weights, spans, out[0], dtype),)
 
 
 class CpuMaskedGemm(Kernel):
-    """The first counts[g] rows of every group, nothing else."""
+    """The first counts[g] rows of every group: one batched product where all groups are full, else a loop."""
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "cpu_masked_gemm_f32"
@@ -110,9 +118,13 @@ class CpuMaskedGemm(Kernel):
     ) -> tuple[torch.Tensor, ...]:
         a, a_scale, a_recipe, b, b_scale, b_recipe, packed, _, counts, dtype = args
         groups, capacity = a.shape[:2]
+        weights, listed = Weights(b, b_scale, b_recipe, packed), counts.tolist()
+        dense = weights.dense()
+        if dense is not None and groups and min(listed) >= capacity and matmul.small(groups * capacity, a.shape[2]):
+            product = torch.bmm(widen(a, a_scale, a_recipe), dense.transpose(1, 2))
+            return (product.to(dtype) if out[0] is None else out[0].copy_(product),)
         result = torch.zeros((groups, capacity, b.shape[1]), dtype=dtype) if out[0] is None else out[0]
-        weights = Weights(b, b_scale, b_recipe, packed)
-        for g, count in enumerate(counts.tolist()):
+        for g, count in enumerate(listed):
             rows = min(count, capacity)
             if rows > 0:
                 scale = None if a_scale is None else a_scale[g]

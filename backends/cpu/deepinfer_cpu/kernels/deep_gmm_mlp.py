@@ -50,11 +50,9 @@ class CpuSwigluMlp(Kernel):
             scales = None if route is None else route.index_select(0, pad.gather).view(pad.shape)
             act = between(h, middle, limit, scales, how)
             return (pad.collect(torch.bmm(act, w2.transpose(1, 2)), total, out[0], dtype),)
-        h = x.new_zeros((total, first.data.shape[1]), dtype=torch.float32)
-        matmul.loop(x, x_scale, x_recipe, first, spans, h)
+        h = matmul.products(x, x_scale, x_recipe, first, spans, None, torch.float32)
         act = between(h, middle, limit, route, how)
-        result = torch.zeros((total, second.data.shape[1]), dtype=dtype) if out[0] is None else out[0]
-        return (matmul.loop(act, None, PLAIN, second, spans, result),)
+        return (matmul.products(act, None, PLAIN, second, spans, out[0], dtype),)
 
 
 def between(
