@@ -161,7 +161,29 @@ def absent(rank: int, size: int) -> dict:
     return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.5))
 
 
+def stress(rank: int, size: int) -> dict:
+    """Many rounds of random sizes and pauses; every row is checked at its exact place, and comes back whole."""
+    tokens, hidden, lanes, bad = 700, 512, 3, []
+    with ExpertBuffer(dist.group.WORLD, tokens, hidden, 2 * size, lanes, torch.float32, timeout=60.0) as buffer:
+        for turn in range(200):
+            generator = torch.Generator().manual_seed(turn)
+            counts = [int(n) for n in torch.randint(0, tokens + 1, (size,), generator=generator) * (turn % 5 > 0)]
+            ids = [torch.randint(-1, 2 * size, (count, lanes), generator=generator) for count in counts]
+            x = [torch.arange(n).unsqueeze(1) * 16.0 + source + torch.zeros(hidden) for source, n in enumerate(counts)]
+            time.sleep(0.002 * ((turn * 7 + rank * 3) % 4))
+            here = [((home // 2 == rank) & (home >= 0)).any(1) for home in ids]
+            rows, _, _, handle = buffer.dispatch(x[rank], ids[rank])
+            if not torch.equal(rows, torch.cat([part[mine] for part, mine in zip(x, here, strict=True)])):
+                bad.append(f"dispatch {turn}")
+            y = buffer.combine(rows, handle)
+            ranks = torch.tensor([len({e // 2 for e in line if e >= 0}) for line in ids[rank].tolist()]).float()
+            if not torch.equal(y, x[rank] * ranks.unsqueeze(1)):
+                bad.append(f"combine {turn}")
+    return {"bad": bad, "turns": 200}
+
+
 SCENARIOS = {
+    "stress": (stress,),
     "works": (compare, stream, threads, too_many, disagree, other_sizes, early_close),
     "killed": (killed,),
     "killed_early": (killed_early,),

@@ -141,3 +141,11 @@ def test_a_rank_that_never_comes(forked):
     assert seen["error"] == "CommTimeout"
     assert seen["missing"] == [1]
     assert seen["seconds"] < 3.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_many_rounds_of_random_sizes(tmp_path, size):
+    errors = finish([start(["fork", str(tmp_path), f"stress:{size}"])])
+    for report in reports(tmp_path, "stress", size):
+        assert report.get("stress") == {"bad": [], "turns": 200}, errors
