@@ -108,7 +108,8 @@ def overhead(device: deepinfer.hal.Device) -> dict[str, float]:
     a, b = torch.randn(64, 64, device="cuda").bfloat16(), torch.randn(64, 64, device="cuda").bfloat16()
     out = torch.empty(64, 64, device="cuda", dtype=torch.bfloat16)
     found: dict[str, float] = {}
-    for name, call in {"op": lambda: deep_gmm.gemm(a, b, out=out), "torch.mm": lambda: torch.mm(a, b.t(), out=out)}.items():
+    calls = {"op": lambda: deep_gmm.gemm(a, b, out=out), "torch.mm": lambda: torch.mm(a, b.t(), out=out)}
+    for name, call in calls.items():
         for _ in range(50):
             call()
         torch.cuda.synchronize()
@@ -117,7 +118,8 @@ def overhead(device: deepinfer.hal.Device) -> dict[str, float]:
             call()
         found[f"{name}_us"] = round((time.perf_counter() - start) / 2000 * 1e6, 2)
         torch.cuda.synchronize()
-    entry = deep_gmm.api._gemm.resolve(device, (a, None, "plain", b, None, "plain", None, "", None, None, torch.bfloat16), (out,))
+    args = (a, None, "plain", b, None, "plain", None, "", None, None, torch.bfloat16)
+    entry = deep_gmm.api._gemm.resolve(device, args, (out,))
     prepared, stream = next(iter(entry.plan.state[0]._found.values())), device.current_stream()
     start = time.perf_counter()
     for _ in range(2000):

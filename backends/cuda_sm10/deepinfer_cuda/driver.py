@@ -46,7 +46,8 @@ class CudaDriver:
         total = check("cuDeviceTotalMem", cu.cuDeviceTotalMem(device))
         a = cu.CUdevice_attribute
         ask = lambda which: check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))  # noqa: E731
-        bus, memory_khz = ask(a.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH), ask(a.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
+        bus = ask(a.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
+        memory_khz = ask(a.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         return DeviceProps(
             name=name, arch=arch, kind=DriverKind.HARDWARE, memory_bytes=total,
             compute_units=ask(a.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
@@ -72,7 +73,8 @@ class CudaDriver:
     def release(self, handle: int) -> None:
         if handle in self._contexts:
             del self._contexts[handle]
-            check("cuDevicePrimaryCtxRelease", cu.cuDevicePrimaryCtxRelease(check("cuDeviceGet", cu.cuDeviceGet(handle - 1))))
+            device = check("cuDeviceGet", cu.cuDeviceGet(handle - 1))
+            check("cuDevicePrimaryCtxRelease", cu.cuDevicePrimaryCtxRelease(device))
             return
         with self._guard:
             end = self._kinds.pop(handle, None)

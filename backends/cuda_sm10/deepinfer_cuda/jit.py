@@ -22,8 +22,9 @@ ARCHITECTURES = {"sm_90": "90a", "sm_100": "100a", "sm_103": "103a"}
 @lru_cache(maxsize=1)
 def headers() -> dict[str, str]:
     """All device headers of the package by include name."""
-    found = {str(p.relative_to(PACKAGE / "include")): p.read_text() for p in sorted((PACKAGE / "include").rglob("*.cuh"))}
-    found.update({str(p.relative_to(PACKAGE)): p.read_text() for p in sorted((PACKAGE / "kernels").rglob("*.cuh"))})
+    found: dict[str, str] = {}
+    for folder, base in (("include", PACKAGE / "include"), ("kernels", PACKAGE)):
+        found.update({str(path.relative_to(base)): path.read_text() for path in sorted((PACKAGE / folder).rglob("*.cuh"))})
     return found
 
 
@@ -38,7 +39,8 @@ class NvrtcCompiler:
 
         names = [name.encode() for name in build.headers]
         texts = [text.encode() for text in build.headers.values()]
-        program = _ok(nvrtc.nvrtcCreateProgram(build.source.encode(), f"{build.name}.cu".encode(), len(names), texts, names))
+        source, title = build.source.encode(), f"{build.name}.cu".encode()
+        program = _ok(nvrtc.nvrtcCreateProgram(source, title, len(names), texts, names))
         try:
             options = [flag.encode() for flag in (*build.flags, _target(build))]
             (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -1,7 +1,7 @@
 """Tensor maps: the description of a tile-shaped access that TMA instructions take (cuTensorMapEncodeTiled).
 
 `TileMap` states what is wanted and checks it against the hardware's rules; `encode_hardware` asks the driver for the
-128 opaque bytes. A simulated device encodes the same `TileMap` in its own way (driver extension), so kernels do not care.
+128 opaque bytes. A simulated device encodes the same `TileMap` in its own way (driver extension).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class TileMap:
     swizzle: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.sizes) <= 5 or len(self.box) != len(self.sizes) or len(self.strides) != len(self.sizes) - 1:
+        rank = len(self.sizes)
+        if not 1 <= rank <= 5 or len(self.box) != rank or len(self.strides) != rank - 1:
             raise invalid("TileMap.sizes", self.sizes, "must have 1 to 5 dimensions, with a box and strides to match")
         if self.address % 16:
             raise invalid("TileMap.address", hex(self.address), "must be 16-byte aligned")
@@ -72,12 +73,17 @@ class TileMap:
             raise invalid("TileMap.box[0]", inner, f"must not exceed the swizzle of {self.swizzle} bytes")
 
 
-def matrix_map(tensor: torch.Tensor, rows: int, cols: int, swizzle: int = 128) -> TileMap:
-    """Map of a [M, N] matrix (unit stride in N) with a box of `rows` x `cols`."""
+def slab_map(tensor: torch.Tensor, rows: int, cols: int, swizzle: int = 128) -> TileMap:
+    """Map of a [G, M, N] tensor (or [M, N] as one slab) with unit stride in N and a box of 1 x `rows` x `cols`.
+
+    Strides of dimensions of size 1 do not matter; they are replaced by legal ones.
+    """
     name, itemsize = DTYPES[tensor.dtype]
-    pitch = tensor.stride(0) * itemsize if tensor.shape[0] > 1 else max(tensor.shape[1] * itemsize + 15, 16) // 16 * 16
-    sizes = (tensor.shape[1], tensor.shape[0])
-    return TileMap(tensor.data_ptr(), name, itemsize, sizes, (pitch,), (cols, rows), swizzle)
+    sizes = (tensor.shape[-1], tensor.shape[-2], tensor.shape[0] if tensor.ndim == 3 else 1)
+    dense = (sizes[0] * itemsize + 15) // 16 * 16
+    pitch = tensor.stride(-2) * itemsize if sizes[1] > 1 else dense
+    slab = tensor.stride(0) * itemsize if sizes[2] > 1 else pitch
+    return TileMap(tensor.data_ptr(), name, itemsize, sizes, (pitch, slab), (cols, rows, 1), swizzle)
 
 
 def encode_hardware(tile: TileMap) -> bytes:

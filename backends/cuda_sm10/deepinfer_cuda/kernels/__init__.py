@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from deepinfer_triton import kernels as _small_ops
+
 from deepinfer.registry import Kernel
 from deepinfer_cuda.kernels.gemm import KERNELS as _GEMM
-from deepinfer_triton import kernels as _small_ops
 
 KERNELS: Sequence[Kernel] = (*_GEMM, *_small_ops())

@@ -1,4 +1,8 @@
-"""`deep_gmm.gemm` in bf16 on SM90: which calls it takes, which tile it picks, how it is launched."""
+"""bf16 products on SM90: which calls the kernel takes, which tile it picks, how it is launched.
+
+`deep_gmm.gemm`, `grouped_gemm` and `masked_grouped_gemm` are one kernel (kernels/sm90/gemm_bf16.cuh); the classes here
+differ in how rows are grouped.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ from typing import Any
 import torch
 
 from deepinfer.hal import Arg, Device, DeviceProps, Executable, Stream, Support
+from deepinfer.hal.driver_device import tensor_span
 from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
 from deepinfer_cuda.kernels.base import CudaKernel
-from deepinfer_cuda.tensor_map import matrix_map
+from deepinfer_cuda.tensor_map import slab_map
+
+WIDE, MASKED = 1, 2  # flags of di::Groups
 
 
 @dataclass(frozen=True)
@@ -23,11 +30,10 @@ class Tile:
     rows: int
     cols: int
     stages: int
-    cluster: int
 
     @property
     def symbol(self) -> str:
-        return f"sm90_gemm_bf16_{self.rows}x{self.cols}x{self.stages}_c{self.cluster}"
+        return f"sm90_gemm_bf16_{self.rows}x{self.cols}x{self.stages}"
 
     @property
     def threads(self) -> int:
@@ -40,53 +46,51 @@ class Tile:
         return 1024 + self.stages * stage + self.rows // 64 * 2 * 8192 + 16 * self.stages
 
 
-TILES = (Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 128, 8, 1))
+TILES = (Tile(128, 256, 4), Tile(128, 128, 6), Tile(64, 256, 5), Tile(64, 128, 8))
+BAND = 4  # tile rows per raster band: 5 to 9 % faster than 8 and 16 on an H200
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int) -> float:
-    """Modelled cycles: waves of tiles times the slower of matrix unit (4096 FLOP/cycle) and L2 (64 B/cycle per SM)."""
-    tiles = ceil_div(ceil_div(rows, tile.rows), tile.cluster) * tile.cluster * ceil_div(cols, tile.cols)
-    waves = ceil_div(tiles, units // tile.cluster * tile.cluster)
-    math = 2.0 * tile.rows * tile.cols * depth / 4096
-    loads = (tile.rows + tile.cols / tile.cluster) * depth * 2 / 64
-    return waves * (max(math, loads) + 1500.0)
+def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
+    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slower of matrix unit (4096 FLOP per
+    cycle, 64 rows at a time) and tile loads (64 bytes per cycle and SM)."""
+    tiles = groups * ceil_div(rows, tile.rows) * ceil_div(cols, tile.cols)
+    used = min(tile.rows, ceil_div(rows, 64) * 64)
+    math = 2.0 * used * tile.cols * depth / 4096
+    loads = (used + tile.cols) * depth * 2 / 64
+    return ceil_div(tiles, units) * (max(math, loads) + 1500.0)
 
 
-def choose(rows: int, cols: int, depth: int, units: int) -> Tile:
-    """The tile with the fewest modelled cycles."""
-    return min(TILES, key=lambda tile: cycles(tile, rows, cols, depth, units))
-
-
-def raster_group(tile: Tile, rows: int, cols: int) -> int:
-    """Tile rows (in clusters) per band. Bands of 4 measured 5 to 9 % faster than 8 and 16 on an H200."""
-    return max(1, min(4, ceil_div(ceil_div(rows, tile.rows), tile.cluster)))
+def choose(rows: int, cols: int, depth: int, units: int, groups: int = 1) -> Tile:
+    """The tile with the fewest modelled cycles; among equals the lowest, which has more stages."""
+    return min(TILES, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
 
 
 def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
-    """Why TMA cannot walk this [rows, cols] tensor."""
-    pitch = meta.stride[0] * meta.dtype.itemsize
+    """Why TMA cannot walk this [..., rows, cols] tensor."""
     found = []
-    if meta.shape[1] > 1 and meta.stride[1] != 1:
-        found.append(f"{name} needs unit stride in its last dimension, got {meta.stride[1]}")
-    if meta.shape[0] > 1 and pitch % 16:
-        found.append(f"{name} needs a row pitch of a multiple of 16 bytes, got {pitch}")
+    if meta.shape[-1] > 1 and meta.stride[-1] != 1:
+        found.append(f"{name} needs unit stride in its last dimension, got {meta.stride[-1]}")
+    for axis in range(meta.ndim - 1):
+        pitch = meta.stride[axis] * meta.dtype.itemsize
+        if meta.shape[axis] > 1 and (pitch % 16 or not 0 < pitch < 1 << 40):
+            found.append(f"{name} needs strides that are multiples of 16 bytes, got {pitch} in dimension {axis}")
     if not meta.aligned:
         found.append(f"{name} needs a 16-byte aligned address")
     return found
 
 
-class Sm90GemmBf16(CudaKernel):
-    """See kernels/sm90/gemm_bf16.cuh."""
+class Sm90Gemm(CudaKernel):
+    """Dense product: one group."""
 
     op = "deep_gmm.gemm"
     name = "sm90_gemm_bf16"
     source = "sm90/gemm_bf16"
     archs = ("sm_90",)
-    sources = ("kernels/sm90/gemm_bf16.cuh", "kernels/sm90/gemm_bf16.cu")
+    sources = ("kernels/sm90/gemm_bf16.cuh", "kernels/sm90/gemm_bf16.cu", "include/layout/groups.cuh")
     batch_invariant = False
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
@@ -96,20 +100,25 @@ class Sm90GemmBf16(CudaKernel):
         a, b = call["a"], call["b"]
         if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16 or call["out_dtype"] != torch.bfloat16:
             reasons.append(f"takes bf16 in and out, got {a.dtype}, {b.dtype} -> {call['out_dtype']}")
-        reasons += [f"{name} is not supported" for name in ("c", "bias") if call[name] is not None]
-        if 0 in (a.shape[0], b.shape[0], a.shape[1]):
-            reasons.append("empty M, N or K is left to the portable tier")
-        else:
+        reasons += self.refuse(call)
+        if a.numel and b.numel:
             reasons += [*tma_reasons("a", a), *tma_reasons("b", b)]
-            reasons += tma_reasons("out", call.out[0]) if call.out else []
-            if not call.out and b.shape[0] % 8:
-                reasons.append(f"needs N to be a multiple of 8 for the rows of D, got {b.shape[0]}")
+        reasons += tma_reasons("out", call.out[0]) if call.out else []
+        if not call.out and b.shape[-2] % 8:
+            reasons.append(f"needs N to be a multiple of 8 for the rows of D, got {b.shape[-2]}")
         return Support(tuple(reasons))
 
+    def refuse(self, call: Call) -> list[str]:
+        return [f"{name} is not supported" for name in ("c", "bias") if call[name] is not None]
+
+    def expected_rows(self, call: Call) -> tuple[int, int]:
+        """(groups, rows of one) that the tile is chosen for."""
+        return 1, call["a"].shape[0]
+
     def plan(self, device: Device, call: Call) -> Plan:
-        rows, depth = call["a"].shape
-        cols = call["b"].shape[0]
-        tile = choose(rows, cols, depth, device.props.compute_units)
+        groups, rows = self.expected_rows(call)
+        cols, depth = call["b"].shape[-2:]
+        tile = choose(rows, cols, depth, device.props.compute_units, groups)
         return Plan(state=(PreparedLaunches(), self.load(device), device, tile))
 
     def run(
@@ -122,26 +131,76 @@ class Sm90GemmBf16(CudaKernel):
     ) -> None:
         launches, code, device, tile = plan.state
         a, b, d = args[0], args[3], out[0]
-        if d is not None:
-            launches.run(stream, (a, b, d), lambda: prepare(code, device, tile, a, b, d))
+        if d is None or d.numel() == 0:
+            return
+        lists = self.lists(args)
+        launches.run(
+            stream, (a, b, d, *lists), lambda: prepare(code, device, tile, (a, b, d), lists, masked=a.ndim == 3)
+        )
+
+    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Counts and, where given, starts."""
+        return ()
+
+
+class Sm90GroupedGemm(Sm90Gemm):
+    """Groups of rows at any place; counts and starts stay on the device."""
+
+    op = "deep_gmm.grouped_gemm"
+    name = "sm90_grouped_gemm_bf16"
+
+    def refuse(self, call: Call) -> list[str]:
+        lists = [call[name] for name in ("counts", "starts") if name in call.args and call[name] is not None]
+        reasons = [f"counts and starts must be contiguous, got strides {m.stride}" for m in lists if not m.contiguous]
+        if len({meta.dtype for meta in lists}) > 1:
+            reasons.append("counts and starts must have the same dtype")
+        return reasons
+
+    def expected_rows(self, call: Call) -> tuple[int, int]:
+        groups = max(call["b"].shape[0], 1)
+        return groups, ceil_div(call["a"].shape[0], groups)
+
+    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor for tensor in args[8:10] if tensor is not None)
+
+
+class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
+    """A slab of rows per group; only the first counts[g] are computed and written."""
+
+    op = "deep_gmm.masked_grouped_gemm"
+    name = "sm90_masked_grouped_gemm_bf16"
+
+    def expected_rows(self, call: Call) -> tuple[int, int]:
+        return call["a"].shape[0], call["a"].shape[1]
+
+    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        return (args[8],)
 
 
 def prepare(
-    code: Executable, device: Any, tile: Tile, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor
+    code: Executable,
+    device: Any,
+    tile: Tile,
+    matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    lists: tuple[torch.Tensor, ...],
+    masked: bool,
 ) -> Callable[[Stream], None]:
     """Tensor maps, scalars and grid of one launch."""
-    rows, depth = a.shape
-    cols = b.shape[0]
-    maps = (matrix_map(a, tile.rows, 64), matrix_map(b, tile.cols // tile.cluster, 64), matrix_map(d, 64, 64))
-    group = raster_group(tile, rows, cols)
-    args = [Arg(device.encode(tile_map)) for tile_map in maps]
-    args += [Arg(struct.pack("<I", value)) for value in (rows, cols, depth, group)]
-    clusters = ceil_div(ceil_div(rows, tile.rows), tile.cluster) * ceil_div(cols, tile.cols)
-    blocks = min(clusters, device.props.compute_units // tile.cluster) * tile.cluster
-    return code.prepare(
-        tile.symbol, (blocks, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
-        cluster=(tile.cluster, 1, 1),
-    )
+    a, b, d = matrices
+    groups = b.shape[0] if b.ndim == 3 else 1
+    rows, cols = d.shape[-2:]
+    depth = a.shape[-1]
+    map_d = slab_map(d, 64, 64)
+    maps = (slab_map(a, 64, 64), slab_map(b, tile.cols, 64), map_d) if depth else (map_d,) * 3
+    flags = (WIDE if lists and lists[0].dtype == torch.int64 else 0) | (MASKED if masked else 0)
+    addresses = [tensor.data_ptr() for tensor in lists] + [0] * (2 - len(lists))
+    output = struct.pack("<Qqq", d.data_ptr(), d.stride(-2) * 2, d.stride(0) * 2 if masked else 0)
+    problem = struct.pack("<QQ6I", *addresses, groups, rows, cols, depth, BAND, flags)
+    args = [Arg(device.encode(tile_map)) for tile_map in maps] + [Arg(output), Arg(problem)]
+    args += [Arg(span=tensor_span(tensor, tensor is d)) for tensor in (a, b, d, *lists)]
+    tiles = groups * ceil_div(rows, tile.rows) * ceil_div(cols, tile.cols)
+    blocks = max(min(tiles, device.props.compute_units), 1)
+    return code.prepare(tile.symbol, (blocks, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes)
 
 
-KERNELS = (Sm90GemmBf16(),)
+KERNELS = (Sm90Gemm(), Sm90GroupedGemm(), Sm90MaskedGroupedGemm())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deepinfer_cuda import jit
+from deepinfer_cuda.kernels.gemm import TILES
 
 from deepinfer.errors import InvalidArgument
 from deepinfer.jit import Build, BuildCache, CompileError, warmup
-from deepinfer_cuda import jit
-from deepinfer_cuda.kernels.gemm import TILES
 
 SOURCES = [(p.relative_to(jit.PACKAGE / "kernels").with_suffix("").as_posix()) for p in (jit.PACKAGE / "kernels").rglob("*.cu")]
 ARCH_OF = {"sm90": "sm_90", "sm100": "sm_100"}
@@ -50,8 +50,8 @@ def test_key_holds_no_path() -> None:
 
 def test_host_and_device_agree_on_shared_memory(cache: BuildCache) -> None:
     asserts = "".join(
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kSharedBytes == {t.shared_bytes});\n"
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kThreads == {t.threads});\n"
+        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}>::kSharedBytes == {t.shared_bytes});\n"
+        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}>::kThreads == {t.threads});\n"
         for t in TILES
     )
     source = f'#include "kernels/sm90/gemm_bf16.cuh"\n{asserts}__global__ void f() {{}}'

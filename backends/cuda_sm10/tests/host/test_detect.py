@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from deepinfer_cuda import detect
+from deepinfer_cuda.plugin import CudaBackend
 
 import deepinfer
 from deepinfer.errors import BackendUnavailable
 from deepinfer.hal import discovery
-from deepinfer_cuda import detect
-from deepinfer_cuda.plugin import CudaBackend
 
 LIBRARY = "libc.so.6"  # stands for a driver library that loads
 

@@ -1,4 +1,4 @@
-// Tensor memory accelerator: 2-D tile loads and stores. PTX ISA, "cp.async.bulk.tensor".
+// Tensor memory accelerator: tile loads and stores; coordinates innermost first. PTX ISA, "cp.async.bulk.tensor".
 //
 // Loads complete on an mbarrier with the bytes of the whole box, out-of-range elements (read as zero) included.
 // Stores belong to the issuing thread's bulk group and clip at the tensor's edge. Destination and source tiles lie on
@@ -18,29 +18,19 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
 
-__device__ __forceinline__ void tma_load_2d(void* dst, const TensorMap* map, Barrier* done, int32_t inner, int32_t outer,
+__device__ __forceinline__ void tma_load_3d(void* dst, const TensorMap* map, Barrier* done, int32_t x, int32_t y, int32_t z,
                                             uint64_t policy = kEvictNormal) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
-        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(dst)),
-        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(inner), "r"(outer), "l"(policy)
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(dst)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(x), "r"(y), "r"(z), "l"(policy)
         : "memory");
 }
 
-// Writes the tile to the same offset in every CTA of `mask` and completes on each one's barrier.
-__device__ __forceinline__ void tma_load_2d_multicast(void* dst, const TensorMap* map, Barrier* done, int32_t inner,
-                                                      int32_t outer, uint16_t mask, uint64_t policy = kEvictNormal) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-        ".L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(shared_address(dst)),
-        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(inner), "r"(outer), "h"(mask), "l"(policy)
-        : "memory");
-}
-
-__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* src, int32_t inner, int32_t outer) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* src, int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
                      reinterpret_cast<uint64_t>(map)),
-                 "r"(shared_address(src)), "r"(inner), "r"(outer)
+                 "r"(shared_address(src)), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
 

@@ -1,42 +1,52 @@
-// sm90_gemm_bf16: D[M,N] = A[M,K] * B[N,K]^T for bf16 operands, float32 accumulation, D bf16. Hopper (sm_90a).
+// sm90_gemm_bf16: D[g] = A[rows of g] * B[g]^T for bf16 operands, float32 accumulation, D bf16. Hopper (sm_90a).
+// Dense (one group), grouped (groups of rows at any place) and masked (a slab per group) products are one kernel.
 //
-//   producer warp (warpgroup 0)            math warpgroups 1, 2
-//   ---------------------------            --------------------
-//   wait empty[s] ------------------------ release empty[s] (own CTA and, in a cluster, the peer)
-//   TMA A tile  -> smem A[s]               wait full[s]
-//   TMA B tile  -> smem B[s] (multicast)   4 x wgmma m64n256k16 on A[s], B[s]; one group in flight
-//   arrive + bytes on full[s]              ... after the last K block: registers -> bf16 -> smem -> TMA store
+//   producer thread (warpgroup 0)          math warpgroups 1 .. kMathGroups
+//   -----------------------------          --------------------------------
+//   wait empty[s] ------------------------ release empty[s]
+//   TMA A tile -> smem A[s]                wait full[s]
+//   TMA B tile -> smem B[s]                4 x wgmma m64nNk16 on A[s], B[s]; one group in flight
+//   arrive + bytes on full[s]              ... after the last K block: registers -> bf16 -> smem -> global
 //
-// One tile is BM x BN = 128 x 256; warpgroup w owns rows 64*w.. of it. A cluster of two CTAs works on two tiles that are
-// neighbours in M and share B: each CTA loads half of the B tile and multicasts it, which halves B's L2 traffic.
-// The grid is persistent: cluster c walks tiles c, c + clusters, ... in L2-friendly order (layout/raster.cuh), and the
-// producer runs ahead into the next tile while the math warpgroups store the last one.
+// One tile is BM x BN; math warpgroup w owns rows 64*w.. of it. The grid is persistent: CTA c takes tiles c, c + grid, ...
+// Tiles are counted group by group on the device (layout/groups.cuh), in bands of rows inside a group, and the producer
+// runs ahead into the next tile while the math warpgroups store the last one. A tile whose rows all belong to its group
+// is stored by TMA; the last rows of a group are stored row by row, so that no other row is written.
 //
-// Bounds: 2*M*N*K FLOP at 4096 dense bf16 FLOP per cycle and SM; (M*K + N*K + M*N) * 2 bytes of HBM. Ragged M, N and K
-// need nothing special: TMA reads zeros outside the tensor and clips stores; every box counts in full on its barrier.
+// Bounds: 2*M*N*K FLOP at 4096 dense bf16 FLOP per cycle and SM; each weight of a non-empty group, A and D once from HBM.
+// Ragged M, N and K need nothing special: TMA reads zeros outside the tensor and clips stores; every box counts in full
+// on its barrier. Rows of other groups that share an A tile are multiplied and dropped.
 #pragma once
 
-#include "layout/raster.cuh"
+#include "layout/groups.cuh"
 #include "mma/wgmma_bf16.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
 namespace di::sm90 {
 
-template <int kBlockM, int kBlockN, int kStages, int kCluster>
+template <int kBlockM, int kBlockN, int kStages>
 struct GemmBf16 {
     static constexpr int kBlockK = 64;  // 128 bytes: one swizzle atom wide
     static constexpr int kMathGroups = kBlockM / 64;
     static constexpr int kThreads = 128 * (1 + kMathGroups);
     static constexpr int kBytesA = kBlockM * kBlockK * 2;
+    static constexpr int kBytesHalfA = 64 * kBlockK * 2;  // the rows of one math warpgroup
     static constexpr int kBytesB = kBlockN * kBlockK * 2;
-    static constexpr int kBoxN = kBlockN / kCluster;  // rows of B that one CTA loads
-    static constexpr int kStoreTile = 64 * 64 * 2;    // staging of one 64 x 64 piece of D
+    static constexpr int kStoreTile = 64 * 64 * 2;  // staging of one 64 x 64 piece of D
     static constexpr int kStoreBuffers = 2;
     static constexpr int kSharedBytes =
         1024 + kStages * (kBytesA + kBytesB) + kMathGroups * kStoreBuffers * kStoreTile + 2 * kStages * 8;
     static constexpr int kAccumulators = kBlockN / 2;
     static_assert(kSharedBytes <= 232448, "shared memory of one block on sm_90");
+
+    using Walk = GroupWalk<kBlockM, kBlockN>;
+
+    // Where D lies when rows are stored one by one: bytes of its address, of a row and of a slab.
+    struct Output {
+        uint8_t* data;
+        int64_t row_bytes, slab_bytes;
+    };
 
     struct Pipe {
         int stage = 0;
@@ -51,7 +61,6 @@ struct GemmBf16 {
         Barrier *full, *empty;
 
         __device__ __forceinline__ explicit Shared(uint8_t* raw) {
-            // The offset of the aligned base is the same in every CTA, as multicast needs.
             a = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
             b = a + kStages * kBytesA;
             store = b + kStages * kBytesB;
@@ -60,56 +69,50 @@ struct GemmBf16 {
         }
     };
 
-    struct Tiles {
-        uint32_t m, n, pairs, count, group;
+    static __device__ __forceinline__ int32_t slab(const Groups& problem, uint32_t group) {
+        return problem.flags & kMasked ? static_cast<int32_t>(group) : 0;
+    }
 
-        __device__ __forceinline__ Tiles(uint32_t rows, uint32_t cols, uint32_t group_rows) : group(group_rows) {
-            m = ceil_div(rows, static_cast<uint32_t>(kBlockM));
-            n = ceil_div(cols, static_cast<uint32_t>(kBlockN));
-            pairs = ceil_div(m, static_cast<uint32_t>(kCluster));
-            count = pairs * n;
-        }
-        // Tile of this CTA for cluster tile `index`, in elements; rows may lie past M in the last pair.
-        __device__ __forceinline__ TileCoord at(uint32_t index, uint32_t rank) const {
-            const TileCoord pair = raster(index, pairs, n, group);
-            return {(pair.m * kCluster + rank) * kBlockM, pair.n * kBlockN};
-        }
-    };
+    // Math warpgroups that have rows of the group: A's other rows are neither loaded nor multiplied.
+    static __device__ __forceinline__ uint32_t warpgroups_used(const GroupTile& at) {
+        const uint32_t needed = ceil_div(at.row_end - at.row, 64u);
+        return needed < kMathGroups ? needed : kMathGroups;
+    }
 
     static __device__ __forceinline__ void produce(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
-                                                   const Tiles& tiles, uint32_t k_blocks, uint32_t rank,
-                                                   uint32_t cluster, uint32_t clusters) {
+                                                   const Groups& problem, uint32_t k_blocks) {
         Pipe pipe;
-        for (uint32_t tile = cluster; tile < tiles.count; tile += clusters) {
-            const TileCoord at = tiles.at(tile, rank);
+        Walk walk(problem);
+        for (uint32_t index = blockIdx.x; walk.seek(index); index += gridDim.x) {
+            const GroupTile at = walk.tile(index);
+            const uint32_t used = warpgroups_used(at);
             for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
                 const int s = pipe.stage;
-                smem.empty[s].wait_cluster(pipe.phase ^ 1);
-                smem.full[s].arrive_expect(kBytesA + kBytesB);
+                smem.empty[s].wait(pipe.phase ^ 1);
+                smem.full[s].arrive_expect(used * kBytesHalfA + kBytesB);
                 const int32_t k = static_cast<int32_t>(kb * kBlockK);
-                tma_load_2d(smem.a + s * kBytesA, map_a, &smem.full[s], k, static_cast<int32_t>(at.m));
-                uint8_t* b = smem.b + s * kBytesB + rank * kBoxN * kBlockK * 2;
-                const int32_t row = static_cast<int32_t>(at.n + rank * kBoxN);
-                if constexpr (kCluster > 1)
-                    tma_load_2d_multicast(b, map_b, &smem.full[s], k, row, (1u << kCluster) - 1);
-                else
-                    tma_load_2d(b, map_b, &smem.full[s], k, row);
+                for (uint32_t w = 0; w < used; ++w)
+                    tma_load_3d(smem.a + s * kBytesA + w * kBytesHalfA, map_a, &smem.full[s], k,
+                                static_cast<int32_t>(at.row + w * 64), slab(problem, at.group));
+                tma_load_3d(smem.b + s * kBytesB, map_b, &smem.full[s], k, static_cast<int32_t>(at.col),
+                            static_cast<int32_t>(at.group));
             }
         }
-        // A peer may still arrive at this CTA's barriers: leave only when all its buffers have been given back.
-        for (int i = 0; i < kStages; ++i, pipe.next()) smem.empty[pipe.stage].wait_cluster(pipe.phase ^ 1);
     }
 
     static __device__ __forceinline__ void release(const Shared& smem, int stage) {
-        if (threadIdx.x % 128 < kCluster) {
-            if constexpr (kCluster > 1)
-                smem.empty[stage].arrive_remote(threadIdx.x % 128);
-            else
-                smem.empty[stage].arrive();
+        if (threadIdx.x % 128 == 0) smem.empty[stage].arrive();
+    }
+
+    // A warpgroup without rows still takes part in the pipeline.
+    static __device__ __forceinline__ void skip(const Shared& smem, Pipe& pipe, uint32_t k_blocks) {
+        for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
+            smem.full[pipe.stage].wait(pipe.phase);
+            release(smem, pipe.stage);
         }
     }
 
-    static __device__ __forceinline__ void multiply(const Shared& smem, Pipe& pipe, uint32_t k_blocks, int group,
+    static __device__ __forceinline__ void multiply(const Shared& smem, Pipe& pipe, uint32_t k_blocks, int warpgroup,
                                                     float (&acc)[kAccumulators]) {
         int previous = -1;
 #pragma unroll
@@ -117,13 +120,12 @@ struct GemmBf16 {
         for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
             const int s = pipe.stage;
             smem.full[s].wait(pipe.phase);
-            const uint64_t a = descriptor_k128(smem.a + s * kBytesA + group * 64 * kBlockK * 2);
+            const uint64_t a = descriptor_k128(smem.a + s * kBytesA + warpgroup * kBytesHalfA);
             const uint64_t b = descriptor_k128(smem.b + s * kBytesB);
             pin_registers(acc);
             wgmma_fence();
 #pragma unroll
-            for (int k = 0; k < kBlockK / 16; ++k)
-                Wgmma<kBlockN>::mma(acc, a + k * 2, b + k * 2, 1);
+            for (int k = 0; k < kBlockK / 16; ++k) Wgmma<kBlockN>::mma(acc, a + k * 2, b + k * 2, 1);
             wgmma_commit();
             pin_registers(acc);
             wgmma_wait<1>();
@@ -135,16 +137,31 @@ struct GemmBf16 {
         if (previous >= 0) release(smem, previous);
     }
 
+    // Rows of a staged 64 x 64 piece that belong to the group, 16 bytes per thread and step.
+    static __device__ __forceinline__ void store_rows(const uint8_t* tile, uint8_t* first, int64_t row_bytes,
+                                                      uint32_t rows, uint32_t cols) {
+        for (uint32_t i = threadIdx.x % 128; i < rows * 8; i += 128) {
+            const uint32_t r = i / 8, chunk = i % 8;
+            const auto* src = reinterpret_cast<const uint4*>(tile + r * 128 + (chunk ^ (r % 8)) * 16);
+            if (chunk * 8 < cols) *reinterpret_cast<uint4*>(first + r * row_bytes + chunk * 16) = *src;
+        }
+    }
+
     // Stores the warpgroup's 64 x kBlockN piece in 64-column steps through two staging buffers.
-    static __device__ __forceinline__ void store(const Shared& smem, const TensorMap* map_d, int group, uint32_t row,
-                                                 uint32_t col, uint32_t cols, const float (&acc)[kAccumulators]) {
+    static __device__ __forceinline__ void store(const Shared& smem, const TensorMap* map_d, const Output& out,
+                                                 const Groups& problem, const GroupTile& at, int warpgroup,
+                                                 const float (&acc)[kAccumulators]) {
         const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+        const uint32_t row = at.row + warpgroup * 64;
+        const uint32_t rows = at.row_end - row;
         const uint32_t r = warp * 16 + lane % 8 + 8 * ((lane / 8) & 1);
+        const int32_t z = slab(problem, at.group);
 #pragma unroll
         for (int piece = 0; piece < kBlockN / 64; ++piece) {
-            uint8_t* tile = smem.store + (group * kStoreBuffers + piece % kStoreBuffers) * kStoreTile;
+            uint8_t* tile = smem.store + (warpgroup * kStoreBuffers + piece % kStoreBuffers) * kStoreTile;
+            const uint32_t col = at.col + piece * 64;
             if (thread == 0) tma_store_wait_read<kStoreBuffers - 1>();
-            named_sync(1 + group, 128);
+            named_sync(1 + warpgroup, 128);
             const uint32_t base = shared_address(tile) + r * 128;
 #pragma unroll
             for (int j = 0; j < 4; ++j) {  // 16 columns each
@@ -153,77 +170,77 @@ struct GemmBf16 {
                 store_matrix_x4(base + chunk * 16, pack_bf16(d[0], d[1]), pack_bf16(d[2], d[3]), pack_bf16(d[4], d[5]),
                                 pack_bf16(d[6], d[7]));
             }
-            fence_async_shared();
-            named_sync(1 + group, 128);
-            if (thread == 0) {
-                if (col + piece * 64 < cols)
-                    tma_store_2d(map_d, tile, static_cast<int32_t>(col + piece * 64), static_cast<int32_t>(row));
-                tma_store_commit();
+            if (rows >= 64) {
+                fence_async_shared();
+                named_sync(1 + warpgroup, 128);
+                if (thread == 0) {
+                    if (col < problem.cols)
+                        tma_store_3d(map_d, tile, static_cast<int32_t>(col), static_cast<int32_t>(row), z);
+                    tma_store_commit();
+                }
+            } else {
+                named_sync(1 + warpgroup, 128);
+                if (col < problem.cols)
+                    store_rows(tile, out.data + z * out.slab_bytes + row * out.row_bytes + static_cast<int64_t>(col) * 2,
+                               out.row_bytes, rows, problem.cols - col);
+                if (thread == 0) tma_store_commit();  // keeps one bulk group per piece, so the wait above holds
             }
         }
     }
 
-    static __device__ __forceinline__ void consume(const Shared& smem, const TensorMap* map_d, const Tiles& tiles,
-                                                   uint32_t k_blocks, uint32_t rank, uint32_t cluster,
-                                                   uint32_t clusters, uint32_t rows, uint32_t cols) {
-        const int group = static_cast<int>(threadIdx.x / 128) - 1;
+    static __device__ __forceinline__ void consume(const Shared& smem, const TensorMap* map_d, const Output& out,
+                                                   const Groups& problem, uint32_t k_blocks) {
+        const int warpgroup = static_cast<int>(threadIdx.x / 128) - 1;
         Pipe pipe;
-        for (uint32_t tile = cluster; tile < tiles.count; tile += clusters) {
-            const TileCoord at = tiles.at(tile, rank);
+        Walk walk(problem);
+        for (uint32_t index = blockIdx.x; walk.seek(index); index += gridDim.x) {
+            const GroupTile at = walk.tile(index);
+            if (warpgroup >= static_cast<int>(warpgroups_used(at))) {
+                skip(smem, pipe, k_blocks);
+                continue;
+            }
             float acc[kAccumulators];
-            multiply(smem, pipe, k_blocks, group, acc);
-            const uint32_t row = at.m + group * 64;
-            if (row < rows) store(smem, map_d, group, row, at.n, cols, acc);
+            multiply(smem, pipe, k_blocks, warpgroup, acc);
+            store(smem, map_d, out, problem, at, warpgroup, acc);
         }
         if (threadIdx.x % 128 == 0) tma_store_wait<0>();
     }
 
     static __device__ __forceinline__ void run(const TensorMap* map_a, const TensorMap* map_b, const TensorMap* map_d,
-                                               uint32_t rows, uint32_t cols, uint32_t depth, uint32_t group_rows) {
+                                               const Output& out, const Groups& problem) {
         extern __shared__ uint8_t raw[];
         const Shared smem(raw);
-        const uint32_t rank = kCluster > 1 ? cluster_rank() : 0;
         if (threadIdx.x == 0) {
             prefetch_map(map_a);
             prefetch_map(map_b);
             prefetch_map(map_d);
             for (int s = 0; s < kStages; ++s) {
                 smem.full[s].init(1);
-                smem.empty[s].init(kMathGroups * kCluster);
+                smem.empty[s].init(kMathGroups);
             }
             fence_barrier_init();
         }
-        if constexpr (kCluster > 1) {
-            cluster_arrive();
-            cluster_wait();
-        } else {
-            __syncthreads();
-        }
+        __syncthreads();
         wait_previous_grid();
-        const Tiles tiles(rows, cols, group_rows);
-        const uint32_t k_blocks = ceil_div(depth, static_cast<uint32_t>(kBlockK));
-        const uint32_t cluster = blockIdx.x / kCluster, clusters = gridDim.x / kCluster;
+        const uint32_t k_blocks = ceil_div(problem.depth, static_cast<uint32_t>(kBlockK));
         if (threadIdx.x < 128) {
             give_registers<40>();
-            if (threadIdx.x == 0) produce(smem, map_a, map_b, tiles, k_blocks, rank, cluster, clusters);
+            if (threadIdx.x == 0) produce(smem, map_a, map_b, problem, k_blocks);
         } else {
             take_registers<kMathGroups == 2 ? 232 : 240>();
-            consume(smem, map_d, tiles, k_blocks, rank, cluster, clusters, rows, cols);
+            consume(smem, map_d, out, problem, k_blocks);
         }
         launch_next_grid();
-        if constexpr (kCluster > 1) {  // no CTA may exit while its peer can still write to it
-            __syncwarp();
-            cluster_arrive();
-            cluster_wait();
-        }
     }
 };
 
 }  // namespace di::sm90
 
-#define DI_SM90_GEMM_BF16(NAME, BLOCK_M, BLOCK_N, STAGES, CLUSTER)                                                     \
-    extern "C" __global__ void __launch_bounds__(di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES, CLUSTER>::kThreads, 1)   \
-        NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,                         \
-             const __grid_constant__ di::TensorMap d, uint32_t rows, uint32_t cols, uint32_t depth, uint32_t group) {  \
-        di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES, CLUSTER>::run(&a, &b, &d, rows, cols, depth, group);              \
+#define DI_SM90_GEMM_BF16(NAME, BLOCK_M, BLOCK_N, STAGES)                                                       \
+    extern "C" __global__ void __launch_bounds__(di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::kThreads, 1)     \
+        NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,                  \
+             const __grid_constant__ di::TensorMap d,                                                           \
+             const __grid_constant__ di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::Output out,                  \
+             const __grid_constant__ di::Groups problem) {                                                      \
+        di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::run(&a, &b, &d, out, problem);                            \
     }
