@@ -13,9 +13,9 @@ import torch
 
 from deepinfer.hal import Device, DeviceProps, Stream, Support
 from deepinfer.hal.types import YES
-from deepinfer.ops.deep_gmm.operand import PLAIN
+from deepinfer.ops.deep_gmm.operand import MXFP8_ROWS, MXFP8_TILES, PLAIN
 from deepinfer.registry import Call, Plan, TensorMeta
-from deepinfer_ascend950.ops.base import AscendKernel, arguments, read, write
+from deepinfer_ascend950.ops.base import AscendKernel, Loaded, arguments, read, write
 
 DENSE, GROUPED, MASKED = "deep_gmm.gemm", "deep_gmm.grouped_gemm", "deep_gmm.masked_grouped_gemm"
 MODES = {DENSE: 0, GROUPED: 1, MASKED: 2}
@@ -75,6 +75,17 @@ def output_reasons(call: Call) -> list[str]:
     return [] if meta.stride[-1] == 1 or meta.shape[-1] == 1 else [f"out: last stride {meta.stride[-1]}, must be 1"]
 
 
+def epilogue_reasons(op: str, call: Call) -> list[str]:
+    """Why the FixPipe cannot finish the product: only a bias fits into the cube's own epilogue."""
+    if op != DENSE:
+        return []
+    bias = call["bias"]
+    reasons = ["an addend C needs the vector epilogue"] if call["c"] is not None else []
+    if bias is not None and bias.shape[0] > 1 and bias.stride[0] != 1:
+        reasons.append("bias is not contiguous")
+    return reasons
+
+
 def named(op: str, args: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(NAMES[op], args, strict=True))
 
@@ -103,7 +114,7 @@ class PlainGemm(AscendKernel):
     """bf16, f16 and f32 operands on the cube, one core per 128 x 256 tile."""
 
     source = "gemm_plain"
-    sources = ("kernels/gemm_plain.asc", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    sources = ("kernels/gemm_plain.asc", "kernels/gemm_cube.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
     batch_invariant = True
 
     def __init__(self, op: str) -> None:
@@ -115,12 +126,7 @@ class PlainGemm(AscendKernel):
             reasons.append("operands are quantised")
         if call["a"].shape[-1] == 0:
             reasons.append("K is 0: nothing to multiply")
-        if self.op == DENSE:
-            bias = call["bias"]
-            if call["c"] is not None:
-                reasons.append("an addend C needs the vector epilogue")
-            if bias is not None and bias.shape[0] > 1 and bias.stride[0] != 1:
-                reasons.append("bias is not contiguous")
+        reasons += epilogue_reasons(str(self.op), call)
         return Support.no(*reasons) if reasons else YES
 
     def plan(self, device: Device, call: Call) -> Plan:
@@ -133,4 +139,60 @@ class PlainGemm(AscendKernel):
         plan.state.launch(stream, plan.state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
 
 
-KERNELS = tuple(PlainGemm(op) for op in MODES)
+class MxGemm(AscendKernel):
+    """e4m3 operands with UE8M0 scales per 32 of K, scaled by the cube; 32 x 32 blocks of B are expanded to rows first."""
+
+    source = "gemm_mx"
+    sources = ("kernels/gemm_mx.asc", "kernels/gemm_cube.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    batch_invariant = True
+
+    def __init__(self, op: str) -> None:
+        self.op, self.name = op, "ascend950_gemm_mx"
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        if call["a_recipe"] != MXFP8_ROWS or call["b_recipe"] not in (MXFP8_ROWS, MXFP8_TILES):
+            return Support.no("operands are not a pair of e4m3 with UE8M0 scales")
+        reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + epilogue_reasons(str(self.op), call)
+        depth = call["a"].shape[-1]
+        if depth == 0 or depth % 64:
+            reasons.append(f"K is {depth}, must be a positive multiple of 64 (the cube takes scales in pairs)")
+        for name in ("a", "b"):
+            if call[name].stride[-1] != 1:
+                reasons.append(f"{name}: K is not the contiguous dimension")
+        for name in ("a_scale", "b_scale"):
+            meta = call[name]
+            if meta.stride[-1] != 1 and meta.shape[-1] > 1:
+                reasons.append(f"{name}: scales of a row are not contiguous")
+            elif not meta.aligned or any(step % 2 for step in meta.stride[:-1]):
+                reasons.append(f"{name}: rows of scales at odd addresses")
+        return Support.no(*reasons) if reasons else YES
+
+    def plan(self, device: Device, call: Call) -> Plan:
+        state = self.load(device, "gemm_mx")
+        if call["b_recipe"] == MXFP8_ROWS:
+            return Plan(state=state)
+        return Plan(call["b"].numel // 32, (state, self.load(device, "mx_expand")))
+
+    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
+        values, d = named(str(self.op), args), out[0]
+        if d.numel() == 0:
+            return
+        if workspace is None:
+            state = plan.state
+        else:
+            state, expand = plan.state
+            values["b_scale"] = self._expand(expand, stream, values["b"], values["b_scale"], workspace)
+        state.launch(stream, state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
+
+    @staticmethod
+    def _expand(state: Loaded, stream: Stream, b: torch.Tensor, scale: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
+        rows, cols = b.shape[-2], scale.shape[-1]
+        groups = b.shape[0] if b.ndim == 3 else 1
+        wide = workspace.view(scale.dtype).view((groups, rows, cols) if b.ndim == 3 else (rows, cols))
+        from_ = strides(scale)
+        tail = (from_.row, from_.group, rows, cols, groups, 0)
+        state.launch(stream, groups * -(-rows // 32), arguments([read(scale), write(wide)], "2q4i", tail))
+        return wide
+
+
+KERNELS = tuple(kernel(op) for kernel in (PlainGemm, MxGemm) for op in MODES)
