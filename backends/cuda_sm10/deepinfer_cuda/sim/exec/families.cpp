@@ -69,6 +69,8 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"membar", decode_membar}, {"mbarrier", decode_mbarrier},
         // matrices
         {"ldmatrix", decode_ldmatrix}, {"stmatrix", decode_stmatrix}, {"movmatrix", decode_movmatrix}, {"mma", decode_mma}, {"wgmma", decode_wgmma},
+        {"tcgen05", decode_tcgen05}, {"clusterlaunchcontrol", decode_clc}, {"griddepcontrol", decode_griddep}, {"setmaxnreg", decode_setmaxnreg},
+        {"multimem", decode_multimem},
     };
     return table;
 }

@@ -63,12 +63,12 @@ struct WgmmaOp : AsyncOp {
         if (!w->a_regs) visit(a, row0, 16);
         visit(b, 0, w->n);
         bool integer = w->d == Ty::s32;
-        std::vector<float> fa(16 * w->k), fb(size_t(w->n) * w->k);
+        std::vector<double> fa(16 * w->k), fb(size_t(w->n) * w->k);
         std::vector<i32> ia, ib;
         if (integer) ia.resize(fa.size()), ib.resize(fb.size());
-        auto put = [&](Ty t, u32 raw, float neg, size_t at, std::vector<float>& f, std::vector<i32>& i) {
+        auto put = [&](Ty t, u32 raw, float neg, size_t at, std::vector<double>& f, std::vector<i32>& i) {
             if (integer) i[at] = is_signed(t) ? i32(i8(raw)) : i32(raw);
-            else f[at] = neg * element_value(t, raw);
+            else f[at] = double(neg) * element_value(t, raw);
         };
         for (u32 r = 0; r < 16; ++r)
             for (u32 k = 0; k < w->k; ++k) put(w->a, w->a_regs ? a_register(r, k) : element(a, row0 + r, k), w->neg_a, r * w->k + k, fa, ia);
@@ -88,7 +88,7 @@ struct WgmmaOp : AsyncOp {
         return warp->regs[size_t(inst->v[half ? i / 2 : i]) * 32 + lane_id];
     }
 
-    void finish_float(const std::vector<float>& fa, const std::vector<float>& fb) {
+    void finish_float(const std::vector<double>& fa, const std::vector<double>& fb) {
         bool half = w->d == Ty::f16;
         std::vector<double> acc(size_t(16) * w->n);
         if (accumulate)

@@ -13,7 +13,7 @@ namespace ptxsim {
 #endif
 
 // b is transposed once so that the inner loop runs over n with unit stride; every order of these additions is rounded alike.
-PTXSIM_CLONES void matmul_f64(const float* a, const float* b, double* acc, u32 m, u32 n, u32 k) {
+PTXSIM_CLONES void matmul_f64(const double* a, const double* b, double* acc, u32 m, u32 n, u32 k) {
     std::vector<double> bt(size_t(k) * n);
     for (u32 j = 0; j < n; ++j)
         for (u32 i = 0; i < k; ++i) bt[size_t(i) * n + j] = b[size_t(j) * k + i];

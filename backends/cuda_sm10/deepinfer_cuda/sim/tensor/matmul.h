@@ -10,7 +10,7 @@
 namespace ptxsim {
 
 // acc[m][n] += sum_k a[m][k] * b[n][k]; row-major, a: m x k, b: n x k.
-void matmul_f64(const float* a, const float* b, double* acc, u32 m, u32 n, u32 k);
+void matmul_f64(const double* a, const double* b, double* acc, u32 m, u32 n, u32 k);
 void matmul_i32(const i32* a, const i32* b, i64* acc, u32 m, u32 n, u32 k);
 
 // One element of `t` from its storage bits (f16 bf16 tf32 f32 and all 8-bit and smaller formats) as f32.
