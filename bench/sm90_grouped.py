@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepinfer_cuda.plugin import create
 from sm90_gemm import sustained
 
 import deepinfer
 from deepinfer.ops import deep_gmm
-from deepinfer_cuda.plugin import create
 
 SIZES = [[200, 0, 56, 192], [0, 0, 0], [1, 1, 1, 1], [64, 128, 64], [0, 300], [129], [63, 65, 127, 1, 0, 256]]
 GROUPED = [(4, 8192, 4096, 7168), (8, 4096, 7168, 2048), (4, 8192, 4096, 2048)]

@@ -50,8 +50,8 @@ def test_key_holds_no_path() -> None:
 
 def test_host_and_device_agree_on_shared_memory(cache: BuildCache) -> None:
     asserts = "".join(
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}>::kSharedBytes == {t.shared_bytes});\n"
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}>::kThreads == {t.threads});\n"
+        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kSharedBytes == {t.shared_bytes});\n"
+        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kThreads == {t.threads});\n"
         for t in TILES
     )
     source = f'#include "kernels/sm90/gemm_bf16.cuh"\n{asserts}__global__ void f() {{}}'

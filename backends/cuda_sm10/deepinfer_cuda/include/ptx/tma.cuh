@@ -27,6 +27,16 @@ __device__ __forceinline__ void tma_load_3d(void* dst, const TensorMap* map, Bar
         : "memory");
 }
 
+// Writes the tile to the same offset in every CTA of `mask` and completes on each one's barrier.
+__device__ __forceinline__ void tma_load_3d_multicast(void* dst, const TensorMap* map, Barrier* done, int32_t x, int32_t y,
+                                                      int32_t z, uint16_t mask, uint64_t policy = kEvictNormal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(shared_address(dst)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done)), "r"(x), "r"(y), "r"(z), "h"(mask), "l"(policy)
+        : "memory");
+}
+
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* src, int32_t x, int32_t y, int32_t z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
                      reinterpret_cast<uint64_t>(map)),

@@ -10,7 +10,9 @@
 //
 // One tile is BM x BN; math warpgroup w owns rows 64*w.. of it. The grid is persistent: CTA c takes tiles c, c + grid, ...
 // Tiles are counted group by group on the device (layout/groups.cuh), in bands of rows inside a group, and the producer
-// runs ahead into the next tile while the math warpgroups store the last one. A tile whose rows all belong to its group
+// runs ahead into the next tile while the math warpgroups store the last one. In a cluster of two, the CTAs take tiles that
+// are neighbours in M; each loads half of the B tile they share and multicasts it, and a stage is empty when the math
+// warpgroups of both have released it. A tile whose rows all belong to its group
 // is stored by TMA; the last rows of a group are stored row by row, so that no other row is written.
 //
 // Bounds: 2*M*N*K FLOP at 4096 dense bf16 FLOP per cycle and SM; each weight of a non-empty group, A and D once from HBM.
@@ -25,7 +27,7 @@
 
 namespace di::sm90 {
 
-template <int kBlockM, int kBlockN, int kStages>
+template <int kBlockM, int kBlockN, int kStages, int kCluster>
 struct GemmBf16 {
     static constexpr int kBlockK = 64;  // 128 bytes: one swizzle atom wide
     static constexpr int kMathGroups = kBlockM / 64;
@@ -33,6 +35,7 @@ struct GemmBf16 {
     static constexpr int kBytesA = kBlockM * kBlockK * 2;
     static constexpr int kBytesHalfA = 64 * kBlockK * 2;  // the rows of one math warpgroup
     static constexpr int kBytesB = kBlockN * kBlockK * 2;
+    static constexpr int kBoxN = kBlockN / kCluster;  // rows of B that one CTA loads
     static constexpr int kStoreTile = 64 * 64 * 2;  // staging of one 64 x 64 piece of D
     static constexpr int kStoreBuffers = 2;
     static constexpr int kSharedBytes =
@@ -40,7 +43,7 @@ struct GemmBf16 {
     static constexpr int kAccumulators = kBlockN / 2;
     static_assert(kSharedBytes <= 232448, "shared memory of one block on sm_90");
 
-    using Walk = GroupWalk<kBlockM, kBlockN>;
+    using Walk = GroupWalk<kBlockM * kCluster, kBlockN>;
 
     // Where D lies when rows are stored one by one: bytes of its address, of a row and of a slab.
     struct Output {
@@ -60,6 +63,7 @@ struct GemmBf16 {
         uint8_t *a, *b, *store;
         Barrier *full, *empty;
 
+        // The offset of the aligned base is the same in every CTA of a cluster, as multicast needs.
         __device__ __forceinline__ explicit Shared(uint8_t* raw) {
             a = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
             b = a + kStages * kBytesA;
@@ -75,16 +79,33 @@ struct GemmBf16 {
 
     // Math warpgroups that have rows of the group: A's other rows are neither loaded nor multiplied.
     static __device__ __forceinline__ uint32_t warpgroups_used(const GroupTile& at) {
-        const uint32_t needed = ceil_div(at.row_end - at.row, 64u);
+        const uint32_t needed = at.row < at.row_end ? ceil_div(at.row_end - at.row, 64u) : 0;
         return needed < kMathGroups ? needed : kMathGroups;
     }
 
+    // Tile `index` of the walk, as this CTA sees it: the rows of a cluster's tile are split among its CTAs.
+    static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, uint32_t rank) {
+        GroupTile at = walk.tile(index);
+        at.row += rank * kBlockM;
+        return at;
+    }
+
+    static __device__ __forceinline__ void load_b(uint8_t* stage, const TensorMap* map_b, Barrier* full, int32_t k,
+                                                  const GroupTile& at, uint32_t rank) {
+        uint8_t* dst = stage + rank * kBoxN * kBlockK * 2;
+        const int32_t row = static_cast<int32_t>(at.col + rank * kBoxN), z = static_cast<int32_t>(at.group);
+        if constexpr (kCluster > 1)
+            tma_load_3d_multicast(dst, map_b, full, k, row, z, (1u << kCluster) - 1);
+        else
+            tma_load_3d(dst, map_b, full, k, row, z);
+    }
+
     static __device__ __forceinline__ void produce(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
-                                                   const Groups& problem, uint32_t k_blocks) {
+                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank) {
         Pipe pipe;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x; walk.seek(index); index += gridDim.x) {
-            const GroupTile at = walk.tile(index);
+        for (uint32_t index = blockIdx.x / kCluster; walk.seek(index); index += gridDim.x / kCluster) {
+            const GroupTile at = own_tile(walk, index, rank);
             const uint32_t used = warpgroups_used(at);
             for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
                 const int s = pipe.stage;
@@ -94,14 +115,19 @@ struct GemmBf16 {
                 for (uint32_t w = 0; w < used; ++w)
                     tma_load_3d(smem.a + s * kBytesA + w * kBytesHalfA, map_a, &smem.full[s], k,
                                 static_cast<int32_t>(at.row + w * 64), slab(problem, at.group));
-                tma_load_3d(smem.b + s * kBytesB, map_b, &smem.full[s], k, static_cast<int32_t>(at.col),
-                            static_cast<int32_t>(at.group));
+                load_b(smem.b + s * kBytesB, map_b, &smem.full[s], k, at, rank);
             }
         }
+        if constexpr (kCluster > 1)  // the peer still arrives at these barriers: leave when every stage was given back
+            for (int i = 0; i < kStages; ++i, pipe.next()) smem.empty[pipe.stage].wait(pipe.phase ^ 1);
     }
 
     static __device__ __forceinline__ void release(const Shared& smem, int stage) {
-        if (threadIdx.x % 128 == 0) smem.empty[stage].arrive();
+        if constexpr (kCluster > 1) {
+            if (threadIdx.x % 128 < kCluster) smem.empty[stage].arrive_remote(threadIdx.x % 128);
+        } else {
+            if (threadIdx.x % 128 == 0) smem.empty[stage].arrive();
+        }
     }
 
     // A warpgroup without rows still takes part in the pipeline.
@@ -189,12 +215,12 @@ struct GemmBf16 {
     }
 
     static __device__ __forceinline__ void consume(const Shared& smem, const TensorMap* map_d, const Output& out,
-                                                   const Groups& problem, uint32_t k_blocks) {
+                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank) {
         const int warpgroup = static_cast<int>(threadIdx.x / 128) - 1;
         Pipe pipe;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x; walk.seek(index); index += gridDim.x) {
-            const GroupTile at = walk.tile(index);
+        for (uint32_t index = blockIdx.x / kCluster; walk.seek(index); index += gridDim.x / kCluster) {
+            const GroupTile at = own_tile(walk, index, rank);
             if (warpgroup >= static_cast<int>(warpgroups_used(at))) {
                 skip(smem, pipe, k_blocks);
                 continue;
@@ -216,31 +242,37 @@ struct GemmBf16 {
             prefetch_map(map_d);
             for (int s = 0; s < kStages; ++s) {
                 smem.full[s].init(1);
-                smem.empty[s].init(kMathGroups);
+                smem.empty[s].init(kMathGroups * kCluster);
             }
             fence_barrier_init();
         }
-        __syncthreads();
+        const uint32_t rank = kCluster > 1 ? cluster_rank() : 0;
+        if constexpr (kCluster > 1)
+            cluster_sync();
+        else
+            __syncthreads();
         wait_previous_grid();
         const uint32_t k_blocks = ceil_div(problem.depth, static_cast<uint32_t>(kBlockK));
         if (threadIdx.x < 128) {
             give_registers<40>();
-            if (threadIdx.x == 0) produce(smem, map_a, map_b, problem, k_blocks);
+            if (threadIdx.x == 0) produce(smem, map_a, map_b, problem, k_blocks, rank);
+            __syncwarp();
         } else {
             take_registers<kMathGroups == 2 ? 232 : 240>();
-            consume(smem, map_d, out, problem, k_blocks);
+            consume(smem, map_d, out, problem, k_blocks, rank);
         }
         launch_next_grid();
+        if constexpr (kCluster > 1) cluster_sync();  // no CTA exits while its peer may still write to it
     }
 };
 
 }  // namespace di::sm90
 
-#define DI_SM90_GEMM_BF16(NAME, BLOCK_M, BLOCK_N, STAGES)                                                       \
-    extern "C" __global__ void __launch_bounds__(di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::kThreads, 1)     \
-        NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,                  \
-             const __grid_constant__ di::TensorMap d,                                                           \
-             const __grid_constant__ di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::Output out,                  \
-             const __grid_constant__ di::Groups problem) {                                                      \
-        di::sm90::GemmBf16<BLOCK_M, BLOCK_N, STAGES>::run(&a, &b, &d, out, problem);                            \
+#define DI_SM90_GEMM_BF16(NAME, ...)                                                                   \
+    extern "C" __global__ void __launch_bounds__(di::sm90::GemmBf16<__VA_ARGS__>::kThreads, 1)         \
+        NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,         \
+             const __grid_constant__ di::TensorMap d,                                                  \
+             const __grid_constant__ di::sm90::GemmBf16<__VA_ARGS__>::Output out,                      \
+             const __grid_constant__ di::Groups problem) {                                             \
+        di::sm90::GemmBf16<__VA_ARGS__>::run(&a, &b, &d, out, problem);                                \
     }
