@@ -108,10 +108,15 @@ def sparse_attention_fused(args: Args, out: Out) -> Tensors:
     q, positions, table = args["q"], args["positions"], args["cos_sin"]
     turned = rotate(q.float(), positions, table)
     result, lse, _ = attend_pools(turned, args["softmax_scale"], pools_of(args, 1), q.shape[-1])
+    return fused_outputs(result, lse, args, out)
+
+
+def fused_outputs(result: torch.Tensor, lse: torch.Tensor, args: Args, out: Out) -> Tensors:
+    """Sink, inverse rotation and quantisation of result [T, h, 512] with lse [T, h], float32."""
     if args["attn_sink"] is not None:
         result = result * sink_share(lse, args["attn_sink"])[..., None]
-    result = rotate(result, positions, table, inverse=True)
+    result = rotate(result, args["positions"], args["cos_sin"], inverse=True)
     parts = encode_rows(result.flatten(0, 1), LAYOUTS["v41_fp8"])
-    codes = parts.codes.view(torch.float8_e4m3fn).view(q.shape)
-    made = (codes, parts.scales.view(*q.shape[:2], 16), lse.T.contiguous())
+    codes = parts.codes.view(torch.float8_e4m3fn).view(result.shape)
+    made = (codes, parts.scales.view(*result.shape[:2], 16), lse.T.contiguous())
     return tuple(new if old is None else old.copy_(new) for new, old in zip(made, out, strict=True))
