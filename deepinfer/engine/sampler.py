@@ -19,7 +19,7 @@ from deepinfer.ops import sampling
 
 Array = np.ndarray[Any, np.dtype[Any]]
 NEUTRAL = {"top_k": 0.0, "top_p": 1.0, "min_p": 0.0}
-PENALTIES = {"repetition": 1.0, "frequency": 0.0, "presence": 0.0}
+PENALTIES = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 STEP = 64  # columns by which the token history grows, so that its shape changes rarely
 
 
@@ -31,19 +31,22 @@ class Sampler:
         self._sequences: list[Sequence] = []
         self._fixed: dict[str, torch.Tensor] = {}
         self._history: Array | None = None
-        self._watch_minimum = False
+        self._watch_minimum = self._greedy = False
 
     def __call__(self, logits: torch.Tensor, sequences: list[Sequence]) -> tuple[list[int], list[bool]]:
         """One token per row of `logits` [n, vocab] float32, and whether the row could be sampled (no NaN)."""
         if sequences != self._sequences:
             self._start(sequences)
-        given = dict(self._fixed)
-        given["positions"] = self._tensor(np.array([len(s.tokens) for s in sequences], np.int64))
+        given: dict[str, Any] = dict(self._fixed)
+        if self._greedy:
+            given["temperature"] = 0
+        else:
+            given["positions"] = self._tensor(np.array([len(s.tokens) for s in sequences], np.int64))
         if self._history is not None:
             given["history"] = self._tensor(self._grow_history(sequences, self._history))
         if self._watch_minimum:
             self._ban_ends(sequences, given)
-        ids, valid, _ = sampling.sample(logits, **given)
+        ids, valid, _ = sampling.sample(logits, logprobs="none", **given)
         return ids.tolist(), valid.tolist()
 
     def _tensor(self, values: Array) -> torch.Tensor:
@@ -61,9 +64,9 @@ class Sampler:
             "seeds": np.array([s.request.seed for s in sequences], np.int64),
             "sample_index": np.array([s.completion.index for s in sequences], np.int64),
         }
-        if not columns["temperature"].any():
-            for name in NEUTRAL:  # arg-max rows are the same with any of these
-                del columns[name]
+        self._greedy = not columns["temperature"].any()
+        if self._greedy:  # nothing of what shapes or draws a distribution changes an arg-max
+            columns = {}
         for name, neutral in NEUTRAL.items():
             if name in columns and (columns[name] == neutral).all():
                 del columns[name]
@@ -79,9 +82,9 @@ class Sampler:
         params = [s.request.params for s in sequences]
         self._history = np.full((len(sequences), 0), -1, np.int64)
         columns: dict[str, Array] = {
-            "repetition": np.array([p.repetition_penalty for p in params], np.float32),
-            "frequency": np.array([p.frequency_penalty for p in params], np.float32),
-            "presence": np.array([p.presence_penalty for p in params], np.float32),
+            "repetition_penalty": np.array([p.repetition_penalty for p in params], np.float32),
+            "frequency_penalty": np.array([p.frequency_penalty for p in params], np.float32),
+            "presence_penalty": np.array([p.presence_penalty for p in params], np.float32),
         }
         columns = {name: column for name, column in columns.items() if (column != PENALTIES[name]).any()}
         columns["prompt_lens"] = np.array([len(s.request.prompt_ids) for s in sequences], np.int64)
@@ -102,7 +105,7 @@ class Sampler:
                 history[row, len(sequence.tokens) - 1] = sequence.tokens[-1]
         return history
 
-    def _ban_ends(self, sequences: list[Sequence], given: dict[str, torch.Tensor]) -> None:
+    def _ban_ends(self, sequences: list[Sequence], given: dict[str, Any]) -> None:
         """Make every end of a sequence impossible before its minimum length."""
         young = [s.new_tokens < s.request.params.min_tokens for s in sequences]
         self._watch_minimum = any(young)
