@@ -37,8 +37,12 @@ class Quantized:
             raise invalid("Quantized.format", self.format, f"must be one of {FORMATS}", nearest="'e4m3'")
         if self.scale_dtype not in SCALE_DTYPES:
             raise invalid("Quantized.scale_dtype", self.scale_dtype, f"must be one of {SCALE_DTYPES}", nearest="'f32'")
-        if len(self.block) != 2 or min(self.block) < 1:
-            raise invalid("Quantized.block", self.block, "must be two positive integers", nearest=(1, 128))
+        for name, part in (("data", self.data), ("scale", self.scale)):
+            if not isinstance(part, torch.Tensor):
+                raise invalid(f"Quantized.{name}", part, "must be a torch.Tensor")
+        parts = self.block if isinstance(self.block, tuple) else ()
+        if [type(part) for part in parts] != [int, int] or min(parts) < 1:
+            raise invalid("Quantized.block", self.block, "must be a tuple of two positive integers", nearest=(1, 128))
 
     @property
     def shape(self) -> tuple[int, ...]:

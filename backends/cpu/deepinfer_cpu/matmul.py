@@ -13,6 +13,7 @@ Two ways to run groups, the same numbers within rounding:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -23,6 +24,13 @@ LAYOUT = "cpu_f32"
 Span = tuple[int, int, int]
 # A padded bmm pays when padding at most doubles the rows and no group is long (bounds measured with 1 and 2 threads).
 MAX_PADDED_ROWS = 32
+
+
+@cache
+def has_bf16_products() -> bool:
+    """Whether the processor multiplies bfloat16 natively, by what torch found out about it."""
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from deepinfer.registry import (
 from deepinfer.registry.spec import Args, Tensors
 
 MAX_ELEMENTS = 1 << 31
+MAX_GROUPS = 1 << 20
 
 
 @register
@@ -46,10 +47,10 @@ class GroupRows(OpSpec):
         ids = call["ids"]
         checks.rank(self.name, "ids", ids, 1, "[M]")
         checks.dtype(self.name, "ids", ids, checks.INDEX_DTYPES)
-        checks.at_least(self.name, "groups", call["groups"], 0)
+        checks.between(self.name, "groups", call["groups"], 0, MAX_GROUPS)
         checks.at_least(self.name, "alignment", call["alignment"], 1)
         size = capacity(ids.shape[0], call["groups"], call["alignment"])
-        if size >= MAX_ELEMENTS or call["groups"] >= MAX_ELEMENTS:
+        if size >= MAX_ELEMENTS:
             raise invalid(f"{self.name}: groups, alignment", (call["groups"], call["alignment"]),
                           f"positions must stay below 2^31, these need {size}", nearest=(call["groups"], 1))
 

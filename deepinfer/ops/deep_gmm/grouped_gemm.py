@@ -22,7 +22,8 @@ class GroupedGemm(OpSpec):
     order, no alignment; gaps between groups are allowed. A count below 0 counts as 0, and a group is cut to [0, M):
     rows outside A are never touched. A row of no group is not defined: it keeps its bytes in a caller's `out`, and
     whatever A holds there does not matter. Groups must not overlap: a row of two groups has no defined value
-    (`validate=True` raises for overlaps, negative counts and rows outside [0, M)). Dtypes, recipes, rounding: as `deep_gmm.gemm`.
+    (`validate=True` raises for overlaps, negative counts and rows outside [0, M)). Dtypes, recipes, rounding: as
+    `deep_gmm.gemm`.
     """
 
     name = "deep_gmm.grouped_gemm"

@@ -12,8 +12,10 @@ import torch
 
 from deepinfer.errors import invalid
 from deepinfer.hal.current import current_device
-from deepinfer.ops.deep_gmm.operand import PLAIN, recipe_of
+from deepinfer.ops.deep_gmm import operand
+from deepinfer.ops.deep_gmm.operand import PAIRS, PLAIN, recipe_of
 from deepinfer.ops.quantized import Quantized
+from deepinfer.registry import TensorMeta
 from deepinfer.registry.kernels import candidates
 
 OPS = ("deep_gmm.grouped_gemm", "deep_gmm.gemm")
@@ -69,11 +71,20 @@ def flatten_weights(
     return (*flatten(op, arg, value), None, "")
 
 
+def _check(data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> None:
+    if data.ndim not in (2, 3):
+        raise invalid("deep_gmm.prepack: weights", list(data.shape), "must be [N,K] or [G,N,K]")
+    if all(recipe not in seconds for seconds in PAIRS.values()):
+        known = tuple(second for seconds in PAIRS.values() for second in seconds)
+        raise invalid("deep_gmm.prepack: weights", recipe, f"must be one of {known}", nearest=known[0])
+    scales = None if scale is None else TensorMeta.of(scale)
+    operand.check("deep_gmm.prepack", "weights", TensorMeta.of(data), scales, recipe, data.ndim, "[N,K] or [G,N,K]")
+
+
 def pack(weights: torch.Tensor | Quantized) -> Packed:
     """Ask the current device's kernels, best first, for their layout of `weights`."""
     flat = flatten("deep_gmm.prepack", "weights", weights)
-    if len(weights.shape) not in (2, 3):
-        raise invalid("deep_gmm.prepack: weights", list(weights.shape), "must be [N,K] or [G,N,K]")
+    _check(*flat)
     device = current_device()
     if flat[0].device.type != device.torch_device.type:
         raise invalid("deep_gmm.prepack: weights", str(flat[0].device), "must lie on the current device's memory",

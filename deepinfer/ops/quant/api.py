@@ -155,10 +155,13 @@ def pack_scales(
     """
     op = "quant.pack_scales"
     step = checks.integer(op, "block_rows", block_rows)
-    size = scale.shape[-2] * step if mn is None and getattr(scale, "ndim", 0) >= 2 else (mn or 0)
+    if not isinstance(scale, torch.Tensor) or scale.ndim < 2:
+        shown = list(scale.shape) if isinstance(scale, torch.Tensor) else scale
+        raise invalid(f"{op}: scale", shown, "must be a torch.Tensor of at least 2 dimensions [..., R, KB]")
+    size = scale.shape[-2] * step if mn is None else checks.integer(op, "mn", mn)
     if isinstance(rows, int):
         rows = torch.full(scale.shape[:-2], checks.integer(op, "rows", rows), dtype=torch.int64, device=scale.device)
-    args = (scale, layout, step, checks.integer(op, "mn", size), rows)
+    args = (scale, layout, step, size, rows)
     (packed,) = _pack(*args, out=None if out is None else (out,), validate=validate)
     return packed
 

@@ -23,6 +23,11 @@ from deepinfer.ops.quant.codec import (
 MXFP4_FLOOR = 6.0 * 2.0**-126
 
 
+def fitted(block: tuple[int, int], rows: int, cols: int) -> tuple[int, int]:
+    """The same blocks, cut to the matrix: a block larger than the matrix needs no padding."""
+    return min(block[0], max(rows, 1)), min(block[1], max(cols, 1))
+
+
 def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
     """Shape of the scales of a matrix [..., rows, cols] cut into `block`s."""
     return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
@@ -31,6 +36,7 @@ def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
 def tiled(x: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
     """[..., rows, cols] -> [..., rb, block rows, cb, block cols], ragged ends filled with zeros."""
     rows, cols = x.shape[-2:]
+    block = fitted(block, rows, cols)
     rb, cb = grid((rows, cols), block)
     if rb * block[0] != rows or cb * block[1] != cols:
         x = torch.nn.functional.pad(x, (0, cb * block[1] - cols, 0, rb * block[0] - rows))
@@ -44,6 +50,7 @@ def untiled(tiles: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
 
 def spread(scale: torch.Tensor, block: tuple[int, int], rows: int, cols: int) -> torch.Tensor:
     """Scales [..., rb, cb] -> one per element [..., rows, cols]."""
+    block = fitted(block, rows, cols)
     if block[0] != 1:
         scale = scale.repeat_interleave(block[0], -2)[..., :rows, :]
     return scale.repeat_interleave(block[1], -1)[..., :cols]
@@ -125,6 +132,7 @@ def dequantize_blocks(
     if values.numel() == 0:
         return values
     factors = decode_scale(scale, scale_dtype)
+    block = fitted(block, rows, cols)
     if cols % block[1] or rows % block[0]:
         return values * spread(factors, block, rows, cols)
     return untiled(tiled(values, block) * factors[..., :, None, :, None], rows, cols)

@@ -16,10 +16,13 @@ DATA = {"e4m3": torch.float8_e4m3fn, "e2m1": torch.uint8}
 SCALE = {"f32": torch.float32, "ue8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
 
 
+MAX_BLOCK = 1 << 31
+
+
 def block(op: str, value: tuple[int, ...]) -> None:
     """`block` must be two positive integers."""
-    if len(value) != 2 or min(value) < 1:
-        raise invalid(f"{op}: block", value, "must be two integers >= 1 (rows, cols)", nearest=(1, 128))
+    if len(value) != 2 or min(value) < 1 or max(value) > MAX_BLOCK:
+        raise invalid(f"{op}: block", value, "must be two integers (rows, cols) in [1, 2^31]", nearest=(1, 128))
 
 
 def matrix(op: str, call: Call) -> None:

@@ -27,6 +27,7 @@ from deepinfer.registry import (
 from deepinfer.registry.spec import Args, Tensors
 
 LAYOUTS = {"f32_mn": torch.float32, "ue8m0x4_mn": torch.int32}
+MAX_BLOCK_ROWS = 1 << 16
 ALIGN = 4  # matrix rows per 16 bytes of float32 or of packed words: the granularity of a bulk tensor copy
 
 
@@ -58,7 +59,7 @@ class PackScales(OpSpec):
         if scale.ndim < 2:
             raise invalid(f"{self.name}: scale", list(scale.shape), "must have at least 2 dimensions [..., R, KB]")
         checks.dtype(self.name, "scale", scale, (torch.float32,))
-        checks.at_least(self.name, "block_rows", call["block_rows"], 1)
+        checks.between(self.name, "block_rows", call["block_rows"], 1, MAX_BLOCK_ROWS)
         checks.between(self.name, "mn", mn, 0, scale.shape[-2] * call["block_rows"])
         if rows is not None:
             checks.dtype(self.name, "rows", rows, checks.INDEX_DTYPES)

@@ -8,7 +8,6 @@ from functools import partial
 import torch
 
 from deepinfer.errors import InvalidArgument, invalid
-from deepinfer.ops import checks
 from deepinfer.ops.quant import cases, contract, exact
 from deepinfer.ops.quant.blocks import grid, quantize_fp8_blocks
 from deepinfer.registry import (
@@ -26,6 +25,7 @@ from deepinfer.registry import (
 )
 from deepinfer.registry.spec import Args, Tensors
 
+MAX_FLOOR = 1e38
 SCALES = {"f32": torch.float32, "ue8m0": torch.uint8}
 
 
@@ -50,7 +50,8 @@ class QuantizeFp8(OpSpec):
         contract.matrix(self.name, call)
         if call["scale_dtype"] not in SCALES:
             raise invalid(f"{self.name}: scale_dtype", call["scale_dtype"], f"must be one of {tuple(SCALES)}", "'f32'")
-        checks.at_least(self.name, "amax_floor", call["amax_floor"], 0.0)
+        if not 0.0 <= call["amax_floor"] <= MAX_FLOOR:
+            raise invalid(f"{self.name}: amax_floor", call["amax_floor"], f"must be in [0, {MAX_FLOOR}]", nearest=1e-4)
 
     def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
         x = call["x"]

@@ -74,6 +74,29 @@ def _product(
     return product if c is None else product.add_(c)
 
 
+class CpuGemmBf16(Kernel):
+    """torch's own bfloat16 product, where the processor has instructions for it (sums stay float32 inside)."""
+
+    op = "deep_gmm.gemm"
+    name = "cpu_gemm_bf16"
+    priority = 20
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        reasons = [] if matmul.has_bf16_products() else ["the processor has no bfloat16 products (AVX-512 BF16, AMX)"]
+        if call["a"].dtype is not torch.bfloat16 or call["out_dtype"] is not torch.bfloat16:
+            reasons.append(f"takes bfloat16 in and out, not {call['a'].dtype} -> {call['out_dtype']}")
+        if call["c"] is not None or call["bias"] is not None:
+            reasons.append("adds neither C nor bias")
+        return Support(tuple(reasons))
+
+    def run(
+        self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        product = torch.mm(args[0], args[3].t())
+        return (product if out[0] is None else out[0].copy_(product),)
+
+
 class CpuGroupedGemm(Kernel):
     """Groups by a loop of products or one padded batch, whichever needs less time."""
 
@@ -132,4 +155,4 @@ class CpuMaskedGemm(Kernel):
         return (result,)
 
 
-KERNELS: list[Kernel] = [CpuGemm(), CpuGroupedGemm(), CpuMaskedGemm()]
+KERNELS: list[Kernel] = [CpuGemmBf16(), CpuGemm(), CpuGroupedGemm(), CpuMaskedGemm()]
