@@ -60,11 +60,16 @@ def number(op: str, arg: str, value: object) -> float:
     """`value` as a float for the canonical call; anything but a real number is refused by name."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise invalid(f"{op}: {arg}", value, "must be a number", nearest=1.0)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise invalid(f"{op}: {arg}", value, "must fit a float64") from None
 
 
 def integer(op: str, arg: str, value: object) -> int:
     """`value` as an int for the canonical call; bools and floats are refused by name."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(f"{op}: {arg}", value, "must be an integer", nearest=1)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise invalid(f"{op}: {arg}", value, "must fit 64 bits")
     return int(value)

@@ -101,7 +101,7 @@ class Op:
         try:
             key = dispatch_key(args, outs)
             found = cache.get(key)
-        except (TypeError, RuntimeError):  # unhashable value or a tensor without storage: let validation word it
+        except (TypeError, AttributeError, RuntimeError):  # unhashable, no tensor, no storage: let validation word it
             key, found = None, None
         if found is None:
             found = self._resolve(device, args, outs)
@@ -194,6 +194,8 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
             return None
         if not isinstance(value, torch.Tensor):
             raise invalid(f"{op}: {name}", value, "must be a torch.Tensor")
+        if value.layout is not torch.strided:
+            raise invalid(f"{op}: {name}", str(value.layout), "must be a dense tensor; pass .to_dense()")
         if not _same_device(value.device, device):
             raise invalid(
                 f"{op}: {name}", str(value.device), "must lie on the current device's memory", nearest=str(device)
