@@ -104,6 +104,15 @@ class ExpertBuffer:
         self._guarded("hello", self._hello)
 
     @property
+    def timeout(self) -> float:
+        """Seconds that a wait may take; may be set between calls, on each rank by itself."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout = args.positive("timeout", seconds)
+
+    @property
     def rank(self) -> int:
         return self.geometry.rank
 

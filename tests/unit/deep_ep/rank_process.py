@@ -65,7 +65,7 @@ def compare(rank: int, size: int) -> dict:
 def stream(rank: int, size: int) -> bool:
     """One long message with different data in each row, larger than both chunks of its ring."""
     tokens, hidden = 1500, 2048
-    with ExpertBuffer(dist.group.WORLD, tokens, hidden, size, 1, torch.float32, timeout=20.0) as buffer:
+    with ExpertBuffer(dist.group.WORLD, tokens, hidden, size, 1, torch.float32, timeout=60.0) as buffer:
         x = torch.arange(tokens * hidden, dtype=torch.float32).view(tokens, hidden) + rank
         ids = (torch.arange(tokens) % size).unsqueeze(1)
         rows, _, _, handle = buffer.dispatch(x, ids)
@@ -75,7 +75,7 @@ def stream(rank: int, size: int) -> bool:
 
 def threads(rank: int, size: int) -> bool:
     """Two buffers used by two threads at once."""
-    buffers = [ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=20.0) for _ in range(2)]
+    buffers = [ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0) for _ in range(2)]
     good = []
 
     def work(buffer: ExpertBuffer, value: float) -> None:
@@ -97,8 +97,10 @@ def threads(rank: int, size: int) -> bool:
 
 def too_many(rank: int, size: int) -> dict:
     """Rank 0 has more tokens than the buffer takes."""
-    with ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.7) as buffer:
+    with ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0) as buffer:
+        buffer.timeout = 1.5
         count = 5 if rank == 0 else 2
+        dist.barrier()
         seen = attempt(lambda: buffer.dispatch(torch.ones(count, 8), torch.zeros(count, 2).long()))
         dist.barrier()
         return seen
@@ -106,7 +108,7 @@ def too_many(rank: int, size: int) -> dict:
 
 def disagree(rank: int, size: int) -> dict:
     """Rank 1 combines while the others dispatch."""
-    with ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=5.0) as buffer:
+    with ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0) as buffer:
         rows, _, _, handle = buffer.dispatch(X, IDS)
         seen = attempt(lambda: buffer.combine(rows, handle) if rank == 1 else buffer.dispatch(X, IDS))
         dist.barrier()
@@ -114,12 +116,12 @@ def disagree(rank: int, size: int) -> dict:
 
 
 def other_sizes(rank: int, size: int) -> dict:
-    return attempt(lambda: ExpertBuffer(dist.group.WORLD, **(SHAPE | {"hidden": 8 + rank}), timeout=5.0))
+    return attempt(lambda: ExpertBuffer(dist.group.WORLD, **(SHAPE | {"hidden": 8 + rank}), timeout=60.0))
 
 
 def early_close(rank: int, size: int) -> dict:
     """The last rank leaves in good order; the others are told at once."""
-    buffer = ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=20.0)
+    buffer = ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0)
     if rank == size - 1:
         buffer.close()
         return {"seconds": 0.0}
@@ -130,7 +132,7 @@ def early_close(rank: int, size: int) -> dict:
 
 def killed(rank: int, size: int) -> dict:
     """The last rank is killed between two calls."""
-    buffer = ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=10.0)
+    buffer = ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0)
     left = names(buffer)
     buffer.dispatch(X, IDS)
     if rank == size - 1:
@@ -144,7 +146,7 @@ def killed_early(rank: int, size: int) -> dict:
     """The last rank is killed while the buffer is being made, before it has mapped anything."""
     if rank == size - 1:
         shared.SharedTransport.join = _die
-    return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=10.0))
+    return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0))
 
 
 def _die(transport: shared.SharedTransport, deadline: object) -> None:
@@ -156,7 +158,7 @@ def _die(transport: shared.SharedTransport, deadline: object) -> None:
 def absent(rank: int, size: int) -> dict:
     """The last rank never constructs its buffer (it waits elsewhere until the others have given up)."""
     if rank == size - 1:
-        time.sleep(1.5)
+        time.sleep(3.0)
         return {}
     return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.5))
 

@@ -117,7 +117,7 @@ def test_ranks_inherit_the_callers_policies():
     group = LocalGroup(2, ["null", "null"])
 
     def step(rank):
-        with ExpertBuffer(group, 2, 4, 2, 1, torch.float32, timeout=2.0) as buffer:
+        with ExpertBuffer(group, 2, 4, 2, 1, torch.float32) as buffer:
             buffer.dispatch(torch.ones(2, 4), torch.tensor([[0], [1]]))
 
     with deepinfer.fallback("error"):

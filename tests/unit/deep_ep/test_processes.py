@@ -85,7 +85,7 @@ def test_too_many_tokens_c52(works):
     for seen in others:
         assert seen["error"] == "CommTimeout"
         assert seen["missing"] == [0]
-        assert 0.6 < seen["seconds"] < 3.0
+        assert 1.4 < seen["seconds"] < 20.0
 
 
 def test_different_calls(works):
@@ -105,7 +105,7 @@ def test_a_rank_that_closes_is_noticed_at_once_c53(works):
         seen = report["early_close"]
         assert seen["error"] == "CommTimeout"
         assert last in seen["missing"] or "gave up" in seen["text"]
-        assert seen["seconds"] < 5.0
+        assert seen["seconds"] < 30.0, "its deadline is 60 s"
 
 
 def test_a_killed_rank_is_named_c53(forked):
@@ -116,7 +116,7 @@ def test_a_killed_rank_is_named_c53(forked):
     for entry in seen:
         assert entry["error"] == "CommTimeout"
         assert entry["missing"] == [2] or "gave up" in entry["text"]
-        assert entry["seconds"] < 5.0
+        assert entry["seconds"] < 30.0, "its deadline is 60 s"
         assert entry["names_after_open"] == []
         assert entry["names_after_close"] == []
     assert any(entry["missing"] == [2] and "died" in entry["text"] for entry in seen)
@@ -140,7 +140,7 @@ def test_a_rank_that_never_comes(forked):
     seen = reports(folder, "absent", 2)[0]["absent"]
     assert seen["error"] == "CommTimeout"
     assert seen["missing"] == [1]
-    assert seen["seconds"] < 3.0
+    assert seen["seconds"] < 20.0
 
 
 @pytest.mark.long
