@@ -123,12 +123,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> TinyModel:
+def main(argv: Sequence[str] | None = None, config: TinyConfig | None = None) -> TinyModel:
+    """Run the script; `config` replaces the shipped sizes (tests train smaller ones)."""
     args = parse(argv)
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     text = corpus.build(args.corpus)
-    model = TinyModel(TinyConfig()).to(args.device)
+    model = TinyModel(config or TinyConfig()).to(args.device)
     parameters = sum(param.numel() for param in model.parameters())
     print(f"{text.documents} documents, {text.train.numel()} + {text.held_out.numel()} tokens; {parameters} parameters")
     # uint16 has no index kernels on every device.

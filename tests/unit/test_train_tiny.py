@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHIPPED = EXAMPLES / "models" / "tiny-v3"
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +26,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
         script = importlib.import_module("train_tiny")
-        flags = "--steps 6 --batch 2 --sequence 64 --sample-length 4 --device cpu --held-out 500"
-        model = script.main([*flags.split(), "--corpus", str(sources), "--out", str(out / "model")])
+        sizes = importlib.import_module("tiny.config").TinyConfig(
+            hidden=64, q_rank=32, kv_rank=96, dense_width=96, expert_width=32, nope=48, rope=16, value=32
+        )
+        flags = "--steps 12 --batch 2 --sequence 64 --sample-length 4 --device cpu --held-out 500"
+        model = script.main([*flags.split(), "--corpus", str(sources), "--out", str(out / "model")], sizes)
         for layer in model.layers[1:]:  # a few steps leave the ranking bias near zero; make it matter
             layer.mlp.gate.e_score_correction_bias.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
         export = importlib.import_module("tiny.export")
@@ -74,7 +80,29 @@ def test_chat_template(trained: Any) -> None:
     assert text == "<|begin|># user: hi\n# assistant:"
 
 
-def test_directory_is_small_and_complete(trained: Any) -> None:
+def test_shipped_model_has_the_shipped_sizes_and_learned_python() -> None:
+    """The directory in examples/models is what this script writes today, and it predicts Python far above chance."""
+    from transformers import DeepseekV3ForCausalLM
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        wanted = importlib.import_module("tiny.config").TinyConfig().to_hugging_face()
+        corpus = importlib.import_module("tiny.corpus")
+    assert json.loads((SHIPPED / "config.json").read_text()) == wanted
+    loaded, info = DeepseekV3ForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    held_out = [text for name, text in corpus.documents() if corpus.is_held_out(name) and len(text) >= 4096]
+    ids = torch.tensor([list(text[2048 : 2048 + 1024]) for text in held_out[:8]])
+    with torch.no_grad():
+        logits = loaded(ids[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    assert loss / math.log(2) < 2.5  # bits per byte inside documents it never saw; 8 is chance
+
+
+def test_shipped_directory_is_small() -> None:
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 8_000_000
+
+
+def test_directory_is_complete(trained: Any) -> None:
     names = {path.name for path in trained[1].iterdir()}
     assert names >= {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
-    assert sum(path.stat().st_size for path in trained[1].iterdir()) <= 8_000_000
