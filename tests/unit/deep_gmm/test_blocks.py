@@ -1,0 +1,66 @@
+"""Memory-bounded paths: with a tiny block budget every loop over blocks runs many times and must change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from deepinfer_cpu import matmul
+
+import deepinfer
+from deepinfer.conformance.compare import close
+from deepinfer.hal.current import current_device
+from deepinfer.ops.deep_gmm import data, gemm_cases, grouped_cases, masked_cases, portable, swiglu_cases
+from deepinfer.registry import Op, get_spec, pin
+
+LAYOUT = ([37, 0, 90, 3], [100, 0, 5, 140], 150)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_budget(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(portable, "BLOCK_ELEMENTS", 5000)
+    monkeypatch.setattr(matmul, "BLOCK_ELEMENTS", 5000)
+    with deepinfer.use_backend("cpu"):
+        yield
+
+
+def _agrees(name: str, kernel: str, args: dict) -> None:
+    spec = get_spec(name)
+    with pin(current_device(), name, kernel):
+        (got,) = Op(spec)(*(args[param.name] for param in spec.params))
+    (want,), (valid,) = spec.reference(args), spec.valid(args)
+    assert not close("d", got, want, spec.tolerance(args, spec.returns[0]), valid)
+
+
+@pytest.mark.parametrize("pair", list(data.PAIRS))
+@pytest.mark.parametrize("kernel", ["portable", "cpu_gemm_f32"])
+def test_dense(pair: str, kernel: str) -> None:
+    args = gemm_cases.make(pair, 150, 300, 258, torch.Generator().manual_seed(1), c="f32", bias=torch.float32)
+    _agrees("deep_gmm.gemm", kernel, args)
+
+
+@pytest.mark.parametrize("pair", list(data.PAIRS))
+@pytest.mark.parametrize("kernel", ["portable", "cpu_grouped_gemm_f32"])
+def test_grouped(pair: str, kernel: str) -> None:
+    args = grouped_cases.make(pair, LAYOUT, 300, 258, torch.Generator().manual_seed(2))
+    _agrees("deep_gmm.grouped_gemm", kernel, args)
+
+
+@pytest.mark.parametrize("pair", list(data.PAIRS))
+@pytest.mark.parametrize("kernel", ["portable", "cpu_masked_gemm_f32"])
+def test_masked(pair: str, kernel: str) -> None:
+    args = masked_cases.make(pair, [40, 0, 64, 7], 64, 300, 258, torch.Generator().manual_seed(3))
+    _agrees("deep_gmm.masked_grouped_gemm", kernel, args)
+
+
+@pytest.mark.parametrize("pair", list(data.PAIRS))
+@pytest.mark.parametrize("kernel", ["portable", "cpu_swiglu_mlp_f32"])
+def test_expert_mlp(pair: str, kernel: str) -> None:
+    args = swiglu_cases.make(pair, LAYOUT, 300, 258, 130, torch.Generator().manual_seed(4))
+    _agrees("deep_gmm.grouped_swiglu_mlp", kernel, args)
+
+
+def test_the_budget_is_kept() -> None:
+    rows = portable.step(1000, 1)
+    assert rows * 1000 <= portable.BLOCK_ELEMENTS
+    assert portable.step(1000, 128) == 128, "a whole scale block is the least that can be widened"
+    assert portable.ranges(10, 4) == [(0, 4), (4, 8), (8, 10)]
