@@ -37,6 +37,7 @@ void Checker::access(const Who& who, Cell& c, u8 mask, Use use, const Context& c
     bool strong = who.strong || use == Use::atomic;
     if (c.w.clock && (c.w_mask & mask)) {
         if (!ordered(c.w)) {
+            if (who.silent && use == Use::write) return;
             if (!(strong && c.w_strong)) conflict(who, ctx, use == Use::read ? "read after write" : "write after write", address, c.w_inst, ctx.wider && ctx.wider->covers(c.w));
         } else if (who.async && ctx.proxy && !c.w_async && !ctx.proxy->covers(c.w)) {
             report(who, std::string(ctx.what) + " written by threads is used by the async proxy without fence.proxy.async at " + hex(address), &grid->program->code[c.w_inst]);
@@ -115,7 +116,9 @@ void Checker::global(const Who& who, u64 addr, u32 bytes, Use use) {
 
 void Checker::tmem(const Who& who, std::vector<Cell>& cells, u32 cell, Use use, const char* unit) {
     if (!on) return;
-    Context ctx{who.know->tensor, nullptr, &who.know->all, unit};
+    // Some compilers (Triton 3.6) emit no tcgen05.fence at all and rely on barriers; their kernels are held to barriers alone.
+    bool fenced = grid->program->tensor_fences;
+    Context ctx{fenced ? who.know->tensor : who.know->all, nullptr, fenced ? &who.know->all : nullptr, unit};
     access(who, cells[cell], 1, use, ctx, (u64(cell / 512 * 16) << 16) | cell % 512, true);
 }
 
@@ -144,11 +147,11 @@ void warp_proxy_fence(Warp& w) {
 }
 
 Who who_warp(const X& x, const Inst& in, int lane, bool strong) {
-    return {&x.w.know, {x.w.agent, x.w.clock}, false, strong, false, &in, &x.cta, x.w.index, lane};
+    return {&x.w.know, {x.w.agent, x.w.clock}, false, strong, false, false, &in, &x.cta, x.w.index, lane};
 }
 
 Who who_op(const AsyncOp& op, Epoch self) {
-    return {&op.know, self, true, false, true, op.inst, op.cta, op.warp ? op.warp->index : 0, op.lane};
+    return {&op.know, self, true, false, false, true, op.inst, op.cta, op.warp ? op.warp->index : 0, op.lane};
 }
 
 Epoch new_epoch(Cta& cta) {

@@ -28,6 +28,7 @@ struct Who {
     Epoch self;
     bool async = false;    // asynchronous proxy (TMA, bulk copies, wgmma and tcgen05 operands)
     bool strong = false;   // volatile, relaxed or stronger
+    bool silent = false;   // a write that changes nothing: two such writers are no race
     bool op = false;       // an operation rather than a warp: no program order with its own agent
     const Inst* inst = nullptr;
     const Cta* cta = nullptr;

@@ -91,10 +91,12 @@ Place resolve(X& x, const Inst& in, int lane, Space space, u64 addr, u32 n, bool
     }
 }
 
-void touch(X& x, const Inst& in, int lane, const Place& at, u32 n, Use use, bool strong) {
+void touch(X& x, const Inst& in, int lane, const Place& at, u32 n, Use use, bool strong, bool silent) {
     if (!x.g.check.on) return;
-    if (at.space == Space::shared) x.g.check.shared(who_warp(x, in, lane, strong), *at.cta, at.offset, n, use);
-    else if (at.space == Space::global) x.g.check.global(who_warp(x, in, lane, strong), at.addr, n, use);
+    Who who = who_warp(x, in, lane, strong);
+    who.silent = silent;
+    if (at.space == Space::shared) x.g.check.shared(who, *at.cta, at.offset, n, use);
+    else if (at.space == Space::global) x.g.check.global(who, at.addr, n, use);
 }
 
 u32 shared_address(X& x, const Inst& in, int lane, u64 addr) {

@@ -15,7 +15,7 @@ struct Place {
 // Faults on anything outside the memory the launch was given. `n` is the access size and its required alignment
 // (pass align to override).
 Place resolve(X& x, const Inst& in, int lane, Space space, u64 addr, u32 n, bool write, u32 align = 0);
-void touch(X& x, const Inst& in, int lane, const Place& at, u32 n, Use use, bool strong = false);
+void touch(X& x, const Inst& in, int lane, const Place& at, u32 n, Use use, bool strong = false, bool silent = false);
 
 // Shared memory by 32-bit address as asynchronous units and mbarriers use it.
 Cta& shared_owner(X& x, const Inst& in, int lane, u32 addr, u32 n, bool own_only);

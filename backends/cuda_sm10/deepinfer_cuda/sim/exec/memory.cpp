@@ -48,17 +48,15 @@ void store(X& x, const Inst& in, u32 lanes) {
     if (in.k[2] & kRelease) release = warp_release(x.w);
     each(lanes, [&](int l) {
         Place at = resolve(x, in, l, in.space, a[l] + u64(in.k[0]), size * n, true);
-        touch(x, in, l, at, size * n, Use::write, strong);
+        u8 bytes[64];
         for (u32 i = 0; i < n; ++i) {
-            u8 b[16];
             u64 lo = x.src(in.v[i])[l];
-            std::memcpy(b, &lo, 8);
-            if (size == 16) std::memcpy(b + 8, &x.src(in.v[i])[32 + l], 8);
-            if (std::memcmp(at.p + i * size, b, size)) {
-                std::memcpy(at.p + i * size, b, size);
-                ++x.m.progress;
-            }
+            std::memcpy(bytes + i * size, &lo, std::min(size, 8u));
+            if (size == 16) std::memcpy(bytes + i * size + 8, &x.src(in.v[i])[32 + l], 8);
         }
+        bool same = std::memcmp(at.p, bytes, size * n) == 0;
+        touch(x, in, l, at, size * n, Use::write, strong, same);
+        if (!same) std::memcpy(at.p, bytes, size * n), ++x.m.progress;
         if (at.cta && x.g.check.on)
             for (u32 o = at.offset & ~7u; o < at.offset + size * n; o += 8)
                 if (auto it = at.cta->mbars.find(o); it != at.cta->mbars.end() && it->second.valid) {

@@ -246,6 +246,7 @@ void decode_tc_memory(Dec& d) {
         d.in.aligned = true, d.in.fn = wait;
     } else if (d.opt("fence::before_thread_sync") || d.opt("fence::after_thread_sync")) {
         d.in.k[0] = d.st.mods[0] == "fence::before_thread_sync";
+        d.p.tensor_fences = true;
         d.in.fn = fence;
     } else if (d.opt("alloc")) {
         d.in.k[1] = parse_cta_group(d);

@@ -198,7 +198,7 @@ void set_desc(X& x, const Inst& in, u64 raw, Ty t, bool mn_major, MatrixDesc& m)
 void enter_pipeline(X& x, TcOp& op) {
     adopt(x, op);
     if (!x.g.check.on) return;
-    op.know.tensor.join(x.w.pipeline);  // operations of one thread run in issue order
+    op.know.tensor.join(x.w.pipeline), op.know.all.join(x.w.pipeline);  // operations of one thread run in issue order
     x.w.pipeline.raise(op.self);
 }
 

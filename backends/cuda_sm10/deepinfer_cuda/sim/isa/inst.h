@@ -57,7 +57,8 @@ struct Program {
     u32 static_shared = 0, dynamic_offset = 0;  // bytes from the start of the CTA's window
     u32 local_bytes = 0, param_bytes = 0;
     std::vector<std::pair<u32, u32>> params;    // offset, size in order
-    std::map<std::string, u64> strings;
+    std::map<std::string, u64> strings;         // decoder notes (carry slot)
+    bool tensor_fences = false;                 // the kernel contains tcgen05.fence
     std::vector<std::pair<u64, u64>> module_spans;  // addresses of module variables
     u64 static_instructions() const { return code.size(); }
     std::string where(const Inst& in) const;    // "PTX line 12 `add...` (kernel.cu:7)"
