@@ -50,7 +50,8 @@ def bulk(shape: Sequence[int], recipe: str, dtype: torch.dtype, generator: torch
     if not form.element:
         return torch.empty(tuple(shape), dtype=dtype).uniform_(-1, 1, generator=generator), None
     last = shape[-1] // (2 if form.element == "e2m1" else 1)
-    data = torch.empty((*shape[:-1], last), dtype=torch.uint8).random_(0, 120, generator=generator)
+    data = torch.empty((*shape[:-1], last), dtype=torch.uint8).random_(0, 240, generator=generator)
+    data += 8 * (data >= 120)  # 0x00..0x77 and 0x80..0xF7: both signs, magnitudes up to 240, no NaN
     scale = torch.rand(grid(tuple(shape), form.block), generator=generator) + 0.5
     if form.scale_dtype == "ue8m0":
         return _typed(data, form.element), torch.full(scale.shape, 120, dtype=torch.uint8)

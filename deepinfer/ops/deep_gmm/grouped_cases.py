@@ -104,9 +104,17 @@ def _bench(op: str) -> Iterable[Case]:
     shapes += [(shape, frozenset({"bench", "profile:hardware"})) for shape in HARDWARE_BENCH]
     for (groups, mean, n, k), tags in shapes:
         for pair in ("bf16", "fp8"):
-            layout = ([mean] * groups, None, mean * groups)
-            params = {"groups": groups, "M": mean * groups, "N": n, "K": k, "mean": mean, "dtype": pair}
-            yield Case(op, params, partial(make, pair, layout, n, k, bulk=True), tags)
+            for sizes, rows in (("uniform", [mean] * groups), ("spread", _spread(mean, groups))):
+                layout = (rows, None, sum(rows))
+                params = {
+                    "groups": groups, "M": sum(rows), "N": n, "K": k, "mean": mean, "dtype": pair, "sizes": sizes,
+                }
+                yield Case(op, params, partial(make, pair, layout, n, k, bulk=True), tags)
+
+
+def _spread(mean: int, groups: int) -> list[int]:
+    """Group sizes from 0.7 to 1.3 times the mean."""
+    return [round(mean * (0.7 + 0.6 * g / max(groups - 1, 1))) for g in range(groups)]
 
 
 def error_cases(op: str) -> Iterable[ErrorCase]:
