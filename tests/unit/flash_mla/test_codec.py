@@ -66,6 +66,7 @@ def test_read_values(name: str) -> None:
         views.scales.copy_(torch.rand(2, 4, views.scales.shape[2] // 4, generator=g).view(torch.uint8))
     elif layout.scale_kind == "ue8m0":  # products must fit float32
         views.scales.copy_(torch.randint(0, 200, views.scales.shape, generator=g, dtype=torch.uint8))
+    views.plain.copy_(torch.randn(2, 4, layout.plain, generator=g).bfloat16().view(torch.uint8))
     raw, scales = views.codes.numpy(), views.scales.contiguous().numpy()
     if layout.bits == 8:
         codes = raw.copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64)
