@@ -37,7 +37,9 @@ def _open_index(index: Path) -> dict[str, Entry]:
     files = sorted(set(weight_map.values()))
     for name in files:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index")
+            raise CheckpointError(
+                f"{index}: weight_map: got file {name!r}, must be a safetensors file beside the index"
+            )
     entries: dict[str, Entry] = {}
     for name in files:
         for key, entry in read_header(index.parent / name).items():

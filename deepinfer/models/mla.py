@@ -54,25 +54,26 @@ class LatentAttention:
         q, kv = self.down(x).split_with_sizes(self.down.splits, -1)
         if c.q_lora_rank is not None:
             q = self.q_up(norm.rms_norm(q, self.q_norm, LATENT_NORM_EPS))
-        self._write_cache(kv, step, cache)
-        query = self._query(q.view(-1, c.heads, c.qk_head_dim), step, head_counts)
-        latent = self._attend(query, step, cache).transpose(0, 1)
-        values = deep_gmm.masked_grouped_gemm(latent, self.absorb_v, head_counts, out_dtype=torch.float32)
+        q = q.view(-1, c.heads, c.qk_head_dim)
+        rotated = self._rotate(q, kv, step.positions)
+        latent = norm.rms_norm(kv[:, : c.kv_lora_rank], self.kv_norm, LATENT_NORM_EPS)
+        rows = torch.cat([latent, rotated[:, c.heads]], -1).to(self.dtype)
+        flash_mla.kv_cache_write(cache, rows, step.slots, format=self.format)
+        query = self._query(q, rotated[:, : c.heads], head_counts)
+        found = self._attend(query, step, cache).transpose(0, 1)
+        values = deep_gmm.masked_grouped_gemm(found, self.absorb_v, head_counts, out_dtype=torch.float32)
         return self.out(values.transpose(0, 1).reshape(-1, c.heads * c.v_head_dim))
 
-    def _write_cache(self, kv: torch.Tensor, step: StepInput, cache: torch.Tensor) -> None:
-        latent, k_pe = kv.split_with_sizes([self.config.kv_lora_rank, self.config.qk_rope_head_dim], -1)
-        latent = norm.rms_norm(latent, self.kv_norm, LATENT_NORM_EPS)
-        k_pe = rope.apply(k_pe, step.positions, self.table, interleaved=self.config.rope.interleaved)
-        flash_mla.kv_cache_write(cache, torch.cat([latent, k_pe], -1).to(self.dtype), step.slots, format=self.format)
+    def _rotate(self, q: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The rotary parts of all query heads and of the key, rotated together: [T, heads + 1, qk_rope_head_dim]."""
+        c = self.config
+        parts = torch.cat([q[..., c.qk_nope_head_dim :], kv[:, None, c.kv_lora_rank :]], 1)
+        return rope.apply(parts, positions, self.table, interleaved=c.rope.interleaved)
 
-    def _query(self, q: torch.Tensor, step: StepInput, head_counts: torch.Tensor) -> torch.Tensor:
-        nope, pe = q.split_with_sizes([self.config.qk_nope_head_dim, self.config.qk_rope_head_dim], -1)
-        pe = rope.apply(pe, step.positions, self.table, interleaved=self.config.rope.interleaved)
-        latent = deep_gmm.masked_grouped_gemm(
-            nope.transpose(0, 1).to(self.dtype), self.absorb_k, head_counts, out_dtype=torch.float32
-        )
-        return torch.cat([latent.transpose(0, 1), pe], -1).to(self.dtype)
+    def _query(self, q: torch.Tensor, rotated: torch.Tensor, head_counts: torch.Tensor) -> torch.Tensor:
+        nope = q[..., : self.config.qk_nope_head_dim].transpose(0, 1).to(self.dtype)
+        latent = deep_gmm.masked_grouped_gemm(nope, self.absorb_k, head_counts, out_dtype=torch.float32)
+        return torch.cat([latent.transpose(0, 1), rotated], -1).to(self.dtype)
 
     def _attend(self, query: torch.Tensor, step: StepInput, cache: torch.Tensor) -> torch.Tensor:
         n, c = step.decodes, self.config
