@@ -26,11 +26,11 @@ Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     """Four random words per counter; all tensors int64 in [0, 2^32), broadcastable."""
     c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
+    steps = torch.arange(ROUNDS, device=c0.device)[:, *[None] * key[0].ndim]
+    keys = [part + weyl * steps & _MASK for part, weyl in zip(key, _WEYL, strict=True)]
+    for k0, k1 in zip(*keys, strict=True):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> 32 & _MASK) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32 & _MASK) ^ c3 ^ k1, p0 & _MASK
-        k0, k1 = k0 + _WEYL[0] & _MASK, k1 + _WEYL[1] & _MASK
     return c0, c1, c2, c3
 
 

@@ -130,8 +130,10 @@ class VerifyDraft(OpSpec):
 
 def _row_words(stream: Stream, ids: torch.Tensor, purpose: str) -> torch.Tensor:
     """Random words of ids [b, s], column r at position + r."""
-    columns = [stream.shifted(r).words(ids[:, r : r + 1], purpose) for r in range(ids.shape[1])]
-    return torch.cat(columns, 1) if columns else ids
+    steps = ids.shape[1]
+    each = (part.repeat_interleave(steps) for part in (stream.seeds, stream.sample, stream.position))
+    rows = Stream(*each).shifted(torch.arange(steps, device=ids.device).repeat(ids.shape[0]))
+    return rows.words(ids.reshape(-1, 1), purpose).view(ids.shape)
 
 
 def _residual(
