@@ -22,7 +22,9 @@ LAYOUTS: dict[str, tuple[list[int], list[int] | None, int]] = {
     "one_has_all": ([0, 0, 17, 0], None, 17),
     "all_empty": ([0, 0, 0], None, 4),
     "single": ([9], None, 9),
+    "one_row": ([1], None, 1),
     "ones": ([1] * 8, None, 8),
+    "many_groups": ([g % 3 for g in range(300)], None, 300),
     "tail": ([2, 3], None, 11),
     "gaps": ([5, 0, 9], [0, 8, 16], 32),
     "reversed": ([4, 3, 2], [5, 2, 0], 9),
@@ -31,9 +33,11 @@ LAYOUTS: dict[str, tuple[list[int], list[int] | None, int]] = {
     "far_start": ([4, 3, 2], [0, 1 << 40, -(1 << 40)], 6),
     "before_start": ([5, 3], [-2, 4], 8),
     "too_many": ([3, 50, 4], None, 8),
+    "rows_past_16_bits": ([65537, 0, 3], None, 65540),
     "no_rows": ([0, 0], None, 0),
     "no_groups": ([], None, 3),
 }
+REFS = {"uneven": ("C34",), "one_row": ("C29",), "no_rows": ("C33",), "far_start": ("C36",)}
 SIZES = ((1, 127), (7, 128), (9, 129), (64, 576), (65, 1), (3, 0), (0, 64))
 FULL = ("uneven", "small", "gaps")
 HARDWARE_BENCH = tuple(
@@ -85,7 +89,8 @@ def cases(op: str) -> Iterable[Case]:
     """All cases of the op."""
     for pair, (dtype, _a, _b) in data.PAIRS.items():
         for layout in LAYOUTS:
-            yield _case(op, pair, layout, 9, 132, ("C34",) if layout == "uneven" else ("C28", "C29", "C33"))
+            if layout != "rows_past_16_bits":
+                yield _case(op, pair, layout, 9, 132, REFS.get(layout, ("C28",)))
         for n, k in SIZES:
             yield _case(op, pair, "small", n, k, ("C30",))
         for strides in STRIDES:
@@ -96,6 +101,8 @@ def cases(op: str) -> Iterable[Case]:
                 yield _case(op, pair, layout, 7, 129, out=torch.float32)
         yield _case(op, pair, "uneven", 65, 256, ("C34",))
         yield _case(op, pair, "small", 7, 130, bad="a")
+    for pair in ("bf16", "fp8"):
+        yield _case(op, pair, "rows_past_16_bits", 3, 2, ("C38",))
     yield from _bench(op)
 
 

@@ -97,7 +97,7 @@ def _sweep(op: str, shapes: Sequence[Sequence[int]], plains: Sequence[dict[str, 
             for j, data in enumerate(DATA if i % 3 == n % 3 else DATA[:1]):
                 dtype = dtypes[(n + i + j) % 3]
                 params = {"shape": "x".join(map(str, shape)), "dtype": short(dtype), "data": data, **names}
-                refs = {"edges": ("C41", "C42"), "nonfinite": ("C42",)}.get(data, ())
+                refs = {"edges": ("C41", "C42"), "nonfinite": ("C42",)}.get(data, ("C32",))
                 make = partial(_quantizer_args, shape, dtype, data, "plain", plain)
                 yield _case(op, params, make, refs, edge=0 in shape or data != "randn")
         for strides in VIEWS[1:]:
