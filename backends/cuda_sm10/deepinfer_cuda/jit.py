@@ -51,7 +51,8 @@ class NvrtcCompiler:
                 (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if build.fmt == "ptx"
                 else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
             )
-            return _bytes(size, read, program), log
+            image = _bytes(size, read, program)
+            return (image.rstrip(b"\0") if build.fmt == "ptx" else image), log  # NVRTC ends its PTX with a NUL
         finally:
             nvrtc.nvrtcDestroyProgram(program)
 

@@ -1,4 +1,7 @@
-"""Entry point of the CUDA backend. Importing it imports neither cuda.bindings nor torch.cuda's runtime."""
+"""Entry point of the CUDA backend. Importing it imports neither cuda.bindings nor torch.cuda's runtime.
+
+Drivers: "" is the hardware, "sim" the PTX simulator, which is only ever used when named.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,18 @@ class CudaBackend(Backend):
     name = "cuda"
     aliases = ("nvidia",)
     priority = 100
-    drivers = ("",)
+    drivers = ("", "sim")
 
     def probe(self, driver: str = "") -> Probe:
+        if driver == "sim":
+            found: Probe = import_module("deepinfer_cuda.simdevice").probe()
+            return found
         return detect.probe(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
     def open(self, index: int, driver: str = "", arch: str | None = None) -> Device:
+        if driver == "sim":
+            simulated: Device = import_module("deepinfer_cuda.simdevice").open_simulated(index, arch)
+            return simulated
         try:
             module = import_module("deepinfer_cuda.device")
             raw = import_module("deepinfer_cuda.driver").CudaDriver()

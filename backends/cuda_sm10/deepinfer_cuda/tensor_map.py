@@ -86,6 +86,18 @@ def slab_map(tensor: torch.Tensor, rows: int, cols: int, swizzle: int = 128) -> 
     return TileMap(tensor.data_ptr(), name, itemsize, sizes, (pitch, slab), (cols, rows, 1), swizzle)
 
 
+# Values of CUtensorMapDataType and CUtensorMapSwizzle in cuda.h, for encoders other than the driver's.
+_CODES = {
+    "UINT8": 0, "INT32": 3, "FLOAT16": 6, "FLOAT32": 7, "BFLOAT16": 9, "16U4_ALIGN8B": 13, "16U4_ALIGN16B": 14,
+}
+_SWIZZLE_CODES = {0: 0, 32: 1, 64: 2, 128: 3}
+
+
+def map_codes(tile: TileMap) -> tuple[int, int]:
+    """(data type, swizzle) as numbers."""
+    return _CODES[tile.dtype], _SWIZZLE_CODES[tile.swizzle]
+
+
 def encode_hardware(tile: TileMap) -> bytes:
     """The driver's 128 bytes for `tile`."""
     from cuda.bindings import driver as cu
