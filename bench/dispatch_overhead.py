@@ -69,7 +69,8 @@ def best_us(call: Callable[[], object]) -> float:
 
 def import_seconds() -> float:
     """Seconds of `import deepinfer.ops` in a fresh interpreter that has torch loaded; best of three."""
-    runs = [subprocess.run([sys.executable, "-c", IMPORT_CODE], capture_output=True, text=True, check=True) for _ in "123"]
+    command = [sys.executable, "-c", IMPORT_CODE]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in "123"]
     return min(float(run.stdout) for run in runs)
 
 

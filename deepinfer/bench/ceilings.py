@@ -59,6 +59,8 @@ def measured(device: Device, state: str = "sust") -> Ceilings:
     host = device.props.kind is not DriverKind.HARDWARE
     size = HOST_SIZE if host else DEVICE_SIZE
     flops = {"bf16": _product(device, size, torch.bfloat16, state), "f32": _product(device, size, torch.float32, state)}
+    if host:  # a processor without a bf16 unit multiplies bf16 in f32, which is then its ceiling
+        flops["bf16"] = max(flops.values())
     fp8 = None if host else _scaled_product(device, size, state)
     if fp8 is not None:
         flops["fp8"] = fp8

@@ -40,8 +40,8 @@ def draw(found: Sequence[Row]) -> str:
             y += BAR + GAP + 4
         parts += _bar(row, y)
         y += BAR + GAP
-    devices = sorted({f"{row['device']} ({row['driver_kind']}, {row['clock']} clock, {row['state']})" for row in ordered})
-    head = [_text(12, 22, "Share of the roofline", "title"), _text(12, 42, "; ".join(devices), "note")]
+    kinds = {f"{row['device']} ({row['driver_kind']}, {row['clock']} clock, {row['state']})" for row in ordered}
+    head = [_text(12, 22, "Share of the roofline", "title"), _text(12, 42, "; ".join(sorted(kinds)), "note")]
     return _page(y + 30, [*head, *_axis(y), *parts])
 
 

@@ -53,7 +53,8 @@ def check(row: Mapping[str, Any], where: str = "row") -> None:
     """Raise InvalidArgument unless `row` has exactly the fields, with sensible values."""
     missing, extra = sorted(set(FIELDS) - set(row)), sorted(set(row) - set(FIELDS))
     if missing or extra:
-        raise InvalidArgument(f"{where}: fields missing {missing}, unknown {extra}; must be exactly {', '.join(FIELDS)}")
+        wanted = ", ".join(FIELDS)
+        raise InvalidArgument(f"{where}: fields missing {missing}, unknown {extra}; must be exactly {wanted}")
     if row["clock"] not in CLOCKS:
         raise invalid(f"{where}: clock", row["clock"], f"must be one of {CLOCKS}")
     if row["state"] not in STATES:

@@ -6,6 +6,8 @@ cases tagged "profile:hardware" run on hardware alone.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
@@ -26,7 +28,8 @@ from deepinfer.hal.types import DriverKind
 from deepinfer.registry import Case, Op, OpSpec, all_specs, fallback, get_spec
 from deepinfer.registry.dispatch import make_call
 
-MAX_SETS = 8
+MAX_SETS = 32
+HOST_CACHE = 32 << 20  # bytes assumed for a host that does not tell
 
 
 def run(
@@ -37,6 +40,7 @@ def run(
     state: str = "sust",
     out: str | Path | None = None,
     ceilings: str | Path | None = None,
+    max_seconds: float = math.inf,
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Measure and return rows (fields in `deepinfer.bench.rows.FIELDS`).
@@ -47,6 +51,7 @@ def run(
         state: "sust" or "cool", see `deepinfer.bench.timing`.
         out: JSONL file that the rows are appended to as they are made.
         ceilings: JSON file of ceilings; None = measure them first.
+        max_seconds: a case whose first call takes longer is left out (and said so in the log).
         progress: called with each row.
 
     Raises:
@@ -63,7 +68,7 @@ def run(
     limit = None if modelled else (ceiling.load(ceilings) if ceilings else ceiling.measured(device, state))
     made: list[Row] = []
     for case in chosen:
-        row = _row(device, case, state, limit)
+        row = _row(device, case, state, limit, max_seconds)
         if row is None:
             continue
         made.append(row)
@@ -91,7 +96,9 @@ def _patterns(given: Iterable[str] | None) -> tuple[str, ...]:
     return ("*",) if given is None else tuple(given)
 
 
-def _row(device: Device, case: Case, state: str, limit: ceiling.Ceilings | None) -> Row | None:
+def _row(
+    device: Device, case: Case, state: str, limit: ceiling.Ceilings | None, max_seconds: float
+) -> Row | None:
     spec = get_spec(case.op)
     op = Op(spec)
     args = case.build()
@@ -103,7 +110,12 @@ def _row(device: Device, case: Case, state: str, limit: ceiling.Ceilings | None)
         except UnsupportedError as refusal:
             logger.warning("bench: %s %s is left out: %s", case.op, case.id, refusal)
             return None
+        start = time.perf_counter()
         outs = op(*sets[0])
+        device.synchronize()
+        if time.perf_counter() - start > max_seconds:
+            logger.warning("bench: %s %s is left out: a call takes more than %g s", case.op, case.id, max_seconds)
+            return None
         sample = timing.measure(device, [partial(op, *one, out=outs) for one in sets], state)
         call = make_call(spec, sets[0], (None,) * len(spec.returns), device.torch_device)
     return _fields(device, case, kernel, sample, state, spec.cost(call), limit, unit)
@@ -117,9 +129,10 @@ def _require_native(op: Op, device: Device, args: tuple[Any, ...]) -> str:
 
 
 def _input_sets(device: Device, spec: OpSpec, args: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Copies of the arguments, as many as it takes to exceed the last-level cache (one where its size is unknown)."""
+    """Copies of the arguments, as many as it takes to exceed the last-level cache, at most `MAX_SETS`."""
     nbytes = sum(value.nbytes for value in args.values() if isinstance(value, torch.Tensor))
-    count = 1 if not nbytes else min(MAX_SETS, 1 + 2 * device.props.l2_bytes // nbytes)
+    cache = device.props.l2_bytes or (HOST_CACHE if device.props.kind is DriverKind.HOST else 0)
+    count = 1 if not nbytes else min(MAX_SETS, 1 + 2 * cache // nbytes)
     return [tuple(_fresh(device, args[param.name]) for param in spec.params) for _ in range(count)]
 
 
@@ -132,7 +145,9 @@ def _fields(
     limit: ceiling.Ceilings | None, unit: str,
 ) -> Row:
     median = sample.quantile(0.5)
-    probe = discovery.load(device.backend).probe(device.driver)
+    extra = {device.backend: discovery.load(device.backend).probe(device.driver).version}
+    if device.props.kind is DriverKind.HOST:
+        extra["threads"] = str(torch.get_num_threads())
     return {
         "op": case.op, "params": dict(case.params), "case": case.id, "kernel": kernel, "device": device.props.name,
         "driver_kind": device.props.kind.name.lower(), "clock": sample.clock, "state": state,
@@ -140,5 +155,5 @@ def _fields(
         "n": len(sample.times_us), "gbps": round(cost.nbytes / median / 1e3, 3),
         "tflops": round(cost.flops / median / 1e6, 4),
         "roofline": None if limit is None else round(limit.floor_us(cost, unit) / median, 4),
-        "commit": rows.commit(), "versions": rows.versions({device.backend: probe.version} if probe.version else None),
+        "commit": rows.commit(), "versions": rows.versions(extra),
     }

@@ -55,8 +55,9 @@ def _names(target: Target) -> None:
         problems.append(f"api_version {backend.api_version}, this core has {API_VERSION}")
     taken = {alias for known in KNOWN if known.name != backend.name for alias in (known.name, *known.aliases)}
     problems += [f"alias {alias!r} belongs to another backend" for alias in backend.aliases if alias in taken]
-    if not isinstance(backend.priority, int):
-        problems.append(f"priority {backend.priority!r} must be an integer")
+    priority: object = backend.priority
+    if not isinstance(priority, int):
+        problems.append(f"priority {priority!r} must be an integer")
     require_none(problems)
 
 
@@ -74,7 +75,7 @@ def _probe_robust(target: Target) -> None:
 
 def _probe_fast(target: Target) -> None:
     for driver in target.backend.drivers:
-        best = min(_seconds(lambda d=driver: target.backend.probe(d)) for _ in range(5))  # type: ignore[misc]
+        best = min(_seconds(lambda d=driver: target.backend.probe(d)) for _ in range(5))
         require(best < PROBE_SECONDS, f"probe({driver!r}) took {best * 1e3:.1f} ms at best, must be < 50 ms")
 
 
@@ -122,8 +123,9 @@ def _kernel_declarations(target: Target) -> None:
         seen.add(key)
         if kernel.tier not in ("native", "portable"):
             problems.append(f"{kernel!r}: tier {kernel.tier!r} must be 'native' or 'portable'")
-        if not isinstance(kernel.priority, int):
-            problems.append(f"{kernel!r}: priority {kernel.priority!r} must be an integer")
+        priority: object = kernel.priority
+        if not isinstance(priority, int):
+            problems.append(f"{kernel!r}: priority {priority!r} must be an integer")
         problems += [f"{kernel!r}: source {name} does not exist" for name in sources.missing(kernel)]
     require_none(problems)
 
@@ -150,7 +152,7 @@ def _supports(kernel: Kernel) -> Any:
             require(answers[0] == answers[2], f"{kernel!r}: supports gave two answers for one call: {answers}")
             require(all(r.strip() for r in answers[0].reasons), f"{kernel!r}: supports gave an empty reason")
             require(isinstance(kernel.supports(bare, call), Support), f"{kernel!r}: supports needs unknown properties")
-            best = min(_seconds(lambda c=call: kernel.supports(props, c)) for _ in range(30))  # type: ignore[misc]
+            best = min(_seconds(lambda c=call: kernel.supports(props, c)) for _ in range(30))
             require(best < SUPPORTS_SECONDS, f"{kernel!r}: supports took {best * 1e6:.0f} us at best, must be < 50 us")
 
     return run

@@ -17,7 +17,8 @@ from deepinfer.hal import device as open_device
 from deepinfer.hal.types import Cap, DeviceProps, Image
 
 DTYPES = (
-    torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8, torch.int32, torch.int64, torch.bool,
+    torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.uint8, torch.int32, torch.int64,
+    torch.bool,
 )
 SHAPES: tuple[tuple[int, ...], ...] = ((0,), (1,), (3, 5), (0, 7), (257, 129), (1 << 18,))
 ROUNDS = 64
@@ -61,7 +62,8 @@ def _allocation(target: Target) -> None:
     for dtype in DTYPES:
         for shape in SHAPES:
             tensor = device.empty(shape, dtype)
-            require(tuple(tensor.shape) == shape and tensor.dtype == dtype, f"empty({shape}, {dtype}) gave {tensor.shape}")
+            right = tuple(tensor.shape) == shape and tensor.dtype == dtype
+            require(right, f"empty({shape}, {dtype}) gave {tensor.dtype} {list(tensor.shape)}")
             require(tensor.device.type == device.torch_device.type, f"empty gave a tensor on {tensor.device}")
             require(tensor.data_ptr() % 16 == 0, f"empty({shape}, {dtype}) is not 16-byte aligned")
 
@@ -217,7 +219,8 @@ def _bad_image(target: Target) -> None:
     try:
         target.device.load(Image(b"not a module", "no-such-format", "conformance"))
     except DeepInferError as error:
-        require("no-such-format" in str(error) or "conformance" in str(error), f"names neither image nor format: {error}")
+        named = "no-such-format" in str(error) or "conformance" in str(error)
+        require(named, f"names neither image nor format: {error}")
     else:
         raise Breach("a module of an unknown format was loaded")
 

@@ -86,7 +86,7 @@ def is_stale(row: Mapping[str, object], root: Path) -> bool:
 
 
 def _collective() -> list[str]:
-    return ["", "The rows `deep_ep` of the evidence cover `ExpertBuffer.dispatch` and `combine` over every transport."]
+    return ["", "`deep_ep.exchange` is `ExpertBuffer.dispatch` followed by `combine`; see the family's docstrings."]
 
 
 def _op(spec: OpSpec) -> str:
@@ -109,10 +109,8 @@ def _counts(spec: OpSpec) -> str:
     tags = [case.tags for case in spec.cases()]
     numbers = {name: sum(name in one for one in tags) for name in ("quick", "edge", "bench")}
     errors = sum(1 for _ in spec.error_cases())
-    return (
-        f"\nCases: {len(tags)} ({numbers['quick']} quick, {numbers['edge']} on edge rules, {numbers['bench']} benchmarks) "
-        f"and {errors} refusals."
-    )
+    parts = f"{numbers['quick']} quick, {numbers['edge']} on edge rules, {numbers['bench']} benchmarks"
+    return f"\nCases: {len(tags)} ({parts}) and {errors} refusals."
 
 
 def main(argv: list[str] | None = None) -> int:

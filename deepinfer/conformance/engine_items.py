@@ -43,8 +43,10 @@ def _differences(found: Run, wanted: Run, bound: float) -> list[str]:
     problems = []
     for index, ((tokens, logs), (other, other_logs)) in enumerate(zip(found, wanted, strict=True)):
         if tokens != other:
-            place = next(i for i, pair in enumerate(zip([*tokens, -1], [*other, -1], strict=False)) if pair[0] != pair[1])
-            problems.append(f"prompt {index}: tokens differ from position {place}: {tokens[place:][:4]}, {other[place:][:4]}")
+            pairs = zip([*tokens, -1], [*other, -1], strict=False)
+            place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+            shown = f"{tokens[place:][:4]}, {other[place:][:4]}"
+            problems.append(f"prompt {index}: tokens differ from position {place}: {shown}")
             continue
         worst = max((abs(a - b) for a, b in zip(logs, other_logs, strict=True)), default=0.0)
         if not worst <= bound:
@@ -103,8 +105,8 @@ def _chunked(target: Target) -> None:
 
 def _repeated(target: Target) -> None:
     run = session(target)
-    options = {"enable_prefix_caching": False}
-    require_none(_differences(run.greedy(**options), run.greedy(**options), 0.0))
+    first, second = (run.greedy(enable_prefix_caching=False) for _ in range(2))
+    require_none(_differences(first, second, 0.0))
 
 
 def _streamed(target: Target) -> None:

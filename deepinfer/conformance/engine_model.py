@@ -56,7 +56,8 @@ class Session:
         key = (device, low, *sorted(options.items()))
         if key not in self._engines:
             dtype = "bfloat16" if low else "float32"
-            made = {"dtype": dtype, "activation_dtype": dtype, "num_blocks": 64, "max_model_len": 256, "seed": SEED, **options}
+            sizes = {"num_blocks": 64, "max_model_len": 256, "seed": SEED}
+            made: dict[str, Any] = {"dtype": dtype, "activation_dtype": dtype, **sizes, **options}
             if self.target.model is None:
                 made["load_format"] = "dummy"
             path = self.target.model or _folder().name

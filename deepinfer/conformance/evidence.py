@@ -19,7 +19,10 @@ from typing import Any
 
 from deepinfer.errors import InvalidArgument
 
-FIELDS = ("op", "kernel", "backend", "driver", "tier", "device", "date", "hash", "sources", "cases", "suite", "versions")
+FIELDS = (
+    "op", "kernel", "backend", "driver", "tier", "device", "date", "hash", "sources", "cases", "suite", "versions",
+)
+KEY = ("op", "kernel", "backend", "driver", "device")
 TIERS = {"hardware": "hardware", "simulator": "simulated", "host": "host"}
 Row = dict[str, Any]
 
@@ -67,7 +70,7 @@ def read(paths: Iterable[Path]) -> list[Row]:
 def merge(path: Path, rows: Iterable[Row]) -> None:
     """Write `rows` into `path`; of several rows for one (op, kernel, backend, driver, device) the newest stays."""
     old = read([path]) if path.is_file() else []
-    latest = {tuple(row[name] for name in ("op", "kernel", "backend", "driver", "device")): row for row in [*old, *rows]}
+    latest = {tuple(row[name] for name in KEY): row for row in [*old, *rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = [latest[key] for key in sorted(latest)]
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in ordered), "utf-8")

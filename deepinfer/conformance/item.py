@@ -22,7 +22,7 @@ class Breach(DeepInferError, AssertionError):
         super().__init__(problems if isinstance(problems, str) else "\n".join(problems))
 
 
-class Vacuous(Exception):  # noqa: N818 - not an error: the check applies to nothing here
+class Vacuous(Exception):
     """This input has no place that the check could look at; the text says which."""
 
 

@@ -48,7 +48,12 @@ def _place(target: Target, value: Any) -> Any:
 
 
 def _expect(
-    target: Target, spec: OpSpec, args: dict[str, Any], error: type[Exception], mentions: tuple[str, ...], validate: bool
+    target: Target,
+    spec: OpSpec,
+    args: dict[str, Any],
+    error: type[Exception],
+    mentions: tuple[str, ...],
+    validate: bool,
 ) -> None:
     ordered = tuple(args[param.name] for param in spec.params)
     try:
@@ -96,7 +101,8 @@ def _recast(target: Target, like: torch.Tensor, dtype: torch.dtype) -> torch.Ten
 def _wrong_out(case: Case) -> Any:
     def run(target: Target) -> None:
         p = prepared(target, case)
-        outs = tuple(torch.empty((*p.plain[name].shape, 2), device=target.device.torch_device) for name in p.spec.returns)
+        device = target.device.torch_device
+        outs = tuple(torch.empty((*p.plain[name].shape, 2), device=device) for name in p.spec.returns)
         try:
             p.run(p.fresh(), out=outs)
         except InvalidArgument as raised:

@@ -15,6 +15,8 @@ from deepinfer.hal.types import Cap
 from deepinfer.registry import Case, OpSpec, all_specs
 from deepinfer.registry.kernels import candidates
 
+EXCHANGE = "deep_ep.exchange"
+
 
 def selected(tags: Iterable[str], full: bool, profile_name: str | None) -> bool:
     """Whether a case with these tags runs: quick always, untimed ones in the long tier, profile:NAME when asked for."""
@@ -33,7 +35,7 @@ def items(target: Target, ops: Iterable[str] | None = None, profile_name: str | 
     for spec in all_specs():
         if _asked(patterns, spec.name, spec.family):
             yield from _spec_items(target, spec, profile_name)
-    if _asked(patterns, "deep_ep", "deep_ep"):
+    if _asked(patterns, EXCHANGE, "deep_ep"):
         yield from _collective_items(target, profile_name)
 
 
@@ -78,8 +80,9 @@ def _collective_items(target: Target, profile_name: str | None) -> Iterator[Item
         return
     for case in ep_cases():
         if selected(case.tags, target.full, profile_name):
-            yield Item("L2", "deep_ep", case.id, "reference", partial(_run_collective, case))
+            yield Item("L2", case.op, case.id, "reference", partial(_run_collective, case))
 
 
-def _run_collective(case: Any, target: Target) -> None:
+def _run_collective(case: Any, target: Target) -> str:
     require_none(case.run(target.device))
+    return "LocalGroup"

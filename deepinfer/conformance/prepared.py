@@ -91,7 +91,7 @@ class Prepared:
     def valid(self) -> dict[str, torch.Tensor | None]:
         """Mask of the defined part per result; in-place results are defined everywhere."""
         masks = dict(zip(self.spec.returns, self.spec.valid(self.args), strict=True))
-        return masks | {name: None for name in self.mutated}
+        return masks | dict.fromkeys(self.mutated)
 
 
 _recent: OrderedDict[tuple[int, str, str, int], Prepared] = OrderedDict()

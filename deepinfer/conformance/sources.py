@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from deepinfer import ops
 from deepinfer.registry import Kernel, PortableKernel
 
 
@@ -28,7 +29,7 @@ def _package_folder(package: str) -> Path | None:
 def files(kernel: Kernel) -> dict[str, Path]:
     """Source files by name. A declared file that does not exist is listed all the same."""
     if isinstance(kernel, PortableKernel):
-        return _family(type(kernel.spec))
+        return family(kernel.spec.family)
     package = type(kernel).__module__.partition(".")[0]
     folder = _package_folder(package)
     if not kernel.sources or folder is None:
@@ -45,9 +46,10 @@ def _declared(folder: Path, name: str) -> tuple[str, Path]:
     return name, folder.parent / name
 
 
-def _family(spec_class: type) -> dict[str, Path]:
-    folder = Path(inspect.getfile(spec_class)).parent
-    return {f"deepinfer/ops/{folder.name}/{path.name}": path for path in sorted(folder.glob("*.py"))}
+def family(name: str) -> dict[str, Path]:
+    """The Python files of op family `name`."""
+    folder = Path(ops.__file__).parent / name
+    return {f"deepinfer/ops/{name}/{path.name}": path for path in sorted(folder.glob("*.py"))}
 
 
 def missing(kernel: Kernel) -> list[str]:

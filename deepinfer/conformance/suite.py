@@ -24,6 +24,7 @@ from deepinfer.conformance.report import Report, Result
 from deepinfer.errors import UnsupportedError, invalid
 from deepinfer.hal import device as open_device
 from deepinfer.hal import discovery
+from deepinfer.registry import spec_names
 from deepinfer.registry.kernels import candidates
 
 LEVELS = ("L0", "L1", "L2", "L3")
@@ -131,7 +132,8 @@ def describe(target: Target) -> dict[str, str]:
     """Device facts for reports."""
     device = target.device
     return {
-        "spec": device.spec, "name": device.props.name, "arch": device.props.arch, "kind": device.props.kind.name.lower(),
+        "spec": device.spec, "name": device.props.name, "arch": device.props.arch,
+        "kind": device.props.kind.name.lower(),
     }
 
 
@@ -147,11 +149,12 @@ def proved(target: Target, results: Iterable[Result]) -> dict[str, dict[str, Any
         if result.kernel and result.outcome == "passed":
             facts = found.setdefault(result.subject, {}).setdefault(result.kernel, {"cases": 0})
             facts["cases"] += 1
+    registered = set(spec_names())
     for op, kernels in found.items():
-        for candidate in candidates(target.device, op):
-            if candidate.name in kernels:
-                files = sources.files(candidate.kernel)
-                kernels[candidate.name] |= {"sources": sorted(files), "hash": sources.digest(files)}
+        known = {one.name: one.kernel for one in candidates(target.device, op)} if op in registered else {}
+        for name, facts in kernels.items():
+            files = sources.files(known[name]) if name in known else sources.family(op.partition(".")[0])
+            facts |= {"sources": sorted(files), "hash": sources.digest(files)}
     return found
 
 

@@ -52,7 +52,10 @@ def test_mask_limits_the_comparison() -> None:
     assert same_bits("y", torch.tensor([1, 2]), torch.tensor([1, 3]), mask) == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64, torch.bool])
+DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_exact_sees_one_bit(dtype: torch.dtype) -> None:
     one = torch.tensor([0, 1, 1]).to(dtype)
     other = torch.tensor([0, 1, 0]).to(dtype)

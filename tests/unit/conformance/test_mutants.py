@@ -63,7 +63,8 @@ class QueueDevice(Device):
     """A host device with asynchronous streams."""
 
     def __init__(self, backend: str, caps: frozenset[Cap]) -> None:
-        super().__init__(backend, "", 0, DeviceProps("queue", "host", _host().props.kind, caps=caps), torch.device("cpu"))
+        props = DeviceProps("queue", "host", _host().props.kind, caps=caps)
+        super().__init__(backend, "", 0, props, torch.device("cpu"))
         self.default = self.current = QueueStream(0)
         self.streams = [self.default]
 
@@ -146,7 +147,7 @@ class Queued(Wrapped):
 
 
 class PerRequest(Wrapped):
-    """Decodes each request in a call of its own, so its bits cannot depend on the batch (before `after` spoils them)."""
+    """Decodes each request in a call of its own, so its bits cannot depend on the batch until `after` spoils them."""
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...], workspace: Any

@@ -8,7 +8,7 @@ import pytest
 
 from deepinfer.conformance import suite
 from deepinfer.conformance.item import Breach, Item, Target
-from deepinfer.conformance.profile import Entry, Profile, load
+from deepinfer.conformance.profile import KINDS, Entry, Profile, load
 from deepinfer.errors import InvalidArgument, UnsupportedError
 
 REASON = "not built yet for this device"
@@ -21,7 +21,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_reads_all_kinds(tmp_path: Path) -> None:
-    text = "".join(f'[[{kind}]]\nop = "norm.*"\nreason = "{REASON}"\n' for kind in ("unsupported", "expected_failure", "skip"))
+    text = "".join(f'[[{kind}]]\nop = "norm.*"\nreason = "{REASON}"\n' for kind in KINDS)
     profile = load(write(tmp_path, text))
     assert [entry.kind for entry in profile.entries] == ["unsupported", "expected_failure", "skip"]
 
@@ -106,8 +106,9 @@ def test_stale_entry_fails_the_suite(tmp_path: Path) -> None:
 
 
 def test_case_unsupported_as_a_whole_becomes_one_item(tmp_path: Path) -> None:
-    path = write(tmp_path, f'[[unsupported]]\nop = "norm.rms_norm"\ncase = "shape=1x1,dtype=float32"\nreason = "{REASON}"\n')
+    case = "shape=1x1,dtype=float32"
+    path = write(tmp_path, f'[[unsupported]]\nop = "norm.rms_norm"\ncase = "{case}"\nreason = "{REASON}"\n')
     target = suite.target("cpu", profile=path)
-    items = [one for one in suite.collect(target, ["L2"], ["norm.rms_norm"]) if one.case == "shape=1x1,dtype=float32"]
+    items = [one for one in suite.collect(target, ["L2"], ["norm.rms_norm"]) if one.case == case]
     assert len(items) == 1
     assert suite.execute(items[0], target).outcome == "failed"  # cpu does support it: an unexpected pass

@@ -32,9 +32,11 @@ def test_null_backend_fails_ops_for_want_of_kernels() -> None:
 def test_report_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "report.json"
     seen: list[int] = []
-    report = conformance.run(
-        "cpu", levels=["L2"], ops=["norm.*"], report=path, progress=lambda done, total, result: seen.append(total - done)
-    )
+
+    def left(done: int, total: int, result: conformance.Result) -> None:
+        seen.append(total - done)
+
+    report = conformance.run("cpu", levels=["L2"], ops=["norm.*"], report=path, progress=left)
     data = json.loads(path.read_text("utf-8"))
     assert data["ok"] is True
     assert data["counts"] == report.counts()
