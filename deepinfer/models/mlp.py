@@ -5,6 +5,8 @@ Both take the normalised hidden state in the model's dtype and return float32, w
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from deepinfer.hal import Device
@@ -23,7 +25,7 @@ class DenseMlp:
 
     def __call__(self, x: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden] float32; `exact` (x before rounding) is not needed here."""
-        return self.down(moe.swiglu_quantize(self.gate_up(x)))
+        return self.down(cast("torch.Tensor", moe.swiglu_quantize(self.gate_up(x))))
 
 
 class MoeMlp:

@@ -313,7 +313,8 @@ def test_logprobs(llm) -> None:
         assert entry[token].rank == 1
         assert entry[token].decoded_token == llm.tokenizer.decode([token], skip_special=False)
         assert math.isclose(entry[token].logprob, best.values[0].item(), abs_tol=1e-3)
-    assert math.isclose(sample.cumulative_logprob, sum(e[t].logprob for t, e in zip(sample.token_ids, sample.logprobs, strict=True)))
+    chosen = [entry[token].logprob for token, entry in zip(sample.token_ids, sample.logprobs, strict=True)]
+    assert math.isclose(sample.cumulative_logprob, sum(chosen))
     assert output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == start
     tokens_after_first = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
