@@ -71,18 +71,24 @@ def _attend_part(q: torch.Tensor, keys: Keys, n: int, diagonal: int, rows: Rows,
     """Rows q [r, d] and keys 0 .. n-1; the last `diagonal` keys are the rows' own tokens, under a triangular mask."""
     out, top, share = rows.out[here], rows.top[here], rows.share[here]
     if n <= ONE_PASS:
-        block = keys(0, n)
-        logits = torch.mm(q, block.T)
-        if diagonal:
-            _mask(logits, diagonal, n, 0, n)
-        weights = torch.softmax(logits, -1)
-        torch.mm(weights, block[:, : out.shape[1]], out=out)
-        torch.amax(logits, -1, out=top)
-        torch.amax(weights, -1, out=share)
+        attend_block(q, keys(0, n), diagonal, out, top, share)
     else:
         _attend_online(q, keys, n, diagonal, out, top, share)
     if diagonal and not bool(out.isfinite().all()):
         _attend_guarded(q, keys, n, diagonal, out, top, share)
+
+
+def attend_block(
+    q: torch.Tensor, block: torch.Tensor, diagonal: int, out: torch.Tensor, top: torch.Tensor, share: torch.Tensor
+) -> None:
+    """All keys in one block [n, d]: five calls."""
+    logits = torch.mm(q, block.T)
+    if diagonal:
+        _mask(logits, diagonal, block.shape[0], 0, block.shape[0])
+    weights = torch.softmax(logits, -1)
+    torch.mm(weights, block[:, : out.shape[1]], out=out)
+    torch.amax(logits, -1, out=top)
+    torch.amax(weights, -1, out=share)
 
 
 def _attend_online(

@@ -73,7 +73,9 @@ class KvCacheWrite(OpSpec):
             return ()
         keep = (slots >= 0) & (slots < capacity)
         if cache.device.type == "cpu":
-            write_slots(cache, layout, rows[keep], slots[keep])
+            if not bool(keep.all()):
+                rows, slots = rows[keep], slots[keep]
+            write_slots(cache, layout, rows, slots)
             return ()
         # Without knowing how many rows are kept: skipped rows repeat the first kept one, which changes nothing.
         first = keep.int().argmax()

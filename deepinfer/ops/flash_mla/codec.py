@@ -124,6 +124,9 @@ def write_slots(
     Equal slots must carry equal rows. `only_if` is a bool scalar on the device: False writes back what is there.
     """
     page = cache.shape[1]
+    if not layout.quantised and only_if is None and cache.is_contiguous():
+        cache.view(-1, cache.shape[2]).index_copy_(0, slots, rows.to(cache.dtype))
+        return
     where = (slots // page, slots % page)
     if not layout.quantised:
         pairs = [(cache, rows.to(cache.dtype))]

@@ -48,7 +48,8 @@ def test_written_bytes(name: str, kind: str, oracle: ModuleType) -> None:
         before = cache.clone()
         kv_cache_write(cache, rows, torch.arange(6), format=name)
         for b in range(2):
-            pads = before[b].flatten()[page * layout.data_bytes :].view(page, -1)[:, -1].tolist() if layout.split else []
+            tails = before[b].flatten()[page * layout.data_bytes :].view(page, -1) if layout.split else before[b]
+            pads = tails[:, -1].tolist()
             wanted = oracle.block(name, [rows[b * page + i].float().numpy() for i in range(page)], pads)
             got = bytes(cache[b].flatten().tolist())
             assert got == wanted, (name, kind, dtype, b, [i for i in range(len(wanted)) if got[i] != wanted[i]][:5])

@@ -83,7 +83,8 @@ def test_bottom_right(n_q: int, n_k: int) -> None:
     kv, q = torch.eye(n_k, 16), torch.zeros(n_q, 1, 16)
     cu_q, cu_k = torch.tensor([0, n_q]), torch.tensor([0, n_k])
     out, lse = prefill(q, kv, cu_q, cu_k=cu_k, d_v=16)
-    paged, _ = decode(q[None], kv[None], torch.zeros(1, 1, dtype=torch.int32), torch.tensor([n_k]), format="f32", d_v=16)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    paged, _ = decode(q[None], kv[None], table, torch.tensor([n_k]), format="f32", d_v=16)
     tables = {
         (2, 3): [[1, 1, 0], [1, 1, 1]], (3, 2): [[0, 0], [1, 0], [1, 1]], (1, 4): [[1, 1, 1, 1]],
         (4, 1): [[0], [0], [0], [1]],
@@ -119,7 +120,8 @@ def test_no_finite_stand_in() -> None:
 
 def test_natural_logarithm() -> None:
     """Two equal keys give lse = logit + ln 2, not + 1 (C08, C09)."""
-    out, lse, _ = sparse_prefill(torch.ones(1, 1, 4), torch.ones(2, 4), torch.tensor([[0, 1]]), d_v=4, softmax_scale=0.5)
+    q, kv, both = torch.ones(1, 1, 4), torch.ones(2, 4), torch.tensor([[0, 1]])
+    out, lse, _ = sparse_prefill(q, kv, both, d_v=4, softmax_scale=0.5)
     assert lse.item() == pytest.approx(2.0 + math.log(2.0), abs=1e-6)
     assert out.eq(1).all()
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from deepinfer_cpu import attention
 
 from deepinfer.conformance.compare import close, same_bits
 from deepinfer.hal import use_backend
 from deepinfer.ops.flash_mla import online, portable_dense, portable_ragged, portable_sparse
 from deepinfer.registry import Case, Op, OpSpec, all_specs, get_spec
-from deepinfer_cpu import attention
 
 SPECS = [spec for spec in all_specs() if spec.family == "flash_mla"]
 NATIVE = [spec for spec in SPECS if spec.name.split(".")[1] not in ("merge_states", "kv_cache_write", "kv_cache_read")]

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from deepinfer.hal.device import Stream
 from deepinfer.hal.types import DeviceProps, Support
-from deepinfer.ops.flash_mla.formats import LAYOUTS
+from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
 from deepinfer.ops.flash_mla.portable_dense import finish
 from deepinfer.ops.flash_mla.portable_ragged import deliver, key_lengths
 from deepinfer.ops.flash_mla.segments import cut
 from deepinfer.registry import Call, Kernel, Plan
 from deepinfer_cpu import attention
-from deepinfer_cpu.attention import Rows, aligned, attend, attend_request, by_row
+from deepinfer_cpu.attention import ROWS, Rows, aligned, attend, attend_block, attend_request, by_row
 
 Outputs = tuple[torch.Tensor | None, ...]
+
+
+def _short_requests(
+    cache: torch.Tensor, layout: Layout, wide: torch.Tensor, rows: Rows, b: int
+) -> Callable[[int, list[int], int], bool] | None:
+    """A function that does request r in one block if its blocks are neighbours in a plain, dense cache.
+
+    Here the number of calls decides, so everything that does not depend on the request is cut up once.
+    """
+    page, width = cache.shape[1:]
+    if layout.quantised or not b or not cache.is_contiguous() or wide[0].numel() > ROWS * width:
+        return None
+    flat, narrow = cache.view(-1, width), cache.dtype is not torch.float32
+    last = cache.shape[0] - 1
+    qs = wide.view(b, -1, width).unbind(0)
+    outs = rows.out.view(b, -1, rows.out.shape[1]).unbind(0)
+    tops, shares = rows.top.view(b, -1).unbind(0), rows.share.view(b, -1).unbind(0)
+
+    def attend_short(r: int, ids: list[int], n: int) -> bool:
+        first, end = ids[0], ids[-1]
+        if first < 0 or end > last or ids != list(range(first, first + len(ids))):
+            return False
+        block = flat[first * page : first * page + n]
+        attend_block(qs[r], block.float() if narrow else block, 0, outs[r], tops[r], shares[r])
+        return True
+
+    return attend_short
 
 
 class DenseKernel(Kernel):
@@ -48,8 +76,11 @@ class CpuDecode(DenseKernel):
         limit = table.shape[1] * page if blocks else 0
         lengths = [min(max(n, 0), limit) for n in lens.tolist()]
         reach = -(-max(lengths, default=0) // page)
+        short = _short_requests(cache, layout, wide, rows, b) if tokens == 1 or not causal else None
         for r, (n, ids) in enumerate(zip(lengths, table[:, :reach].tolist(), strict=True)):
-            attend_request(wide[r], cache, layout, ids[: -(-n // page)], n, causal, rows, r * tokens * heads)
+            ids = ids[: -(-n // page)]
+            if short is None or not 0 < n <= attention.ONE_PASS or not short(r, ids, n):
+                attend_request(wide[r], cache, layout, ids, n, causal, rows, r * tokens * heads)
         shape = (b, tokens, heads)
         return finish(rows.out.view(*shape, d_v), rows.lse().view(shape), sink, q.dtype, out)
 
