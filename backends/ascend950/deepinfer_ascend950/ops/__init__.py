@@ -6,5 +6,6 @@ from collections.abc import Sequence
 
 from deepinfer.registry import Kernel
 from deepinfer_ascend950.ops.gemm import KERNELS as _GEMM
+from deepinfer_ascend950.ops.mla import KERNELS as _MLA
 
-KERNELS: Sequence[Kernel] = (*_GEMM,)
+KERNELS: Sequence[Kernel] = (*_GEMM, *_MLA)
