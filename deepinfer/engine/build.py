@@ -20,7 +20,7 @@ from deepinfer.engine.tokenizer import open_tokenizer, tokenizer_config
 from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.hal import Device, DriverKind, current_device, use_backend
 from deepinfer.hal import device as open_device
-from deepinfer.models import Model, ModelConfig, load_config, open_weights
+from deepinfer.models import Model, ModelConfig, Progress, load_config, open_weights
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OWN_MEMORY, SHARED_MEMORY = 0.9, 0.25
@@ -40,7 +40,9 @@ class Parts:
         self.core.model.layers = []
 
 
-def build_engine(directory: Path, device: str | Device | None, config: EngineConfig) -> Parts:
+def build_engine(
+    directory: Path, device: str | Device | None, config: EngineConfig, progress: Progress | None = None
+) -> Parts:
     """Load the checkpoint in `directory` on `device` (None = the current one)."""
     target = current_device() if device is None else open_device(device) if isinstance(device, str) else device
     if not isinstance(target, Device):
@@ -55,7 +57,7 @@ def build_engine(directory: Path, device: str | Device | None, config: EngineCon
         raise invalid("activation_dtype", "bfloat16", "this checkpoint's weights are float32", nearest="'float32'")
     with use_backend(target):
         capped = _wanted_len(model_config, config)
-        model = Model(target, model_config, weights, capped)
+        model = Model(target, model_config, weights, capped, progress)
         blocks, max_len = _cache_size(model, config, capped)
         core = EngineCore(model, config, max_len, blocks, tokenizer)
     return Parts(core, Intake(tokenizer, model_config.vocab_size, eos, max_len, config.seed), template)

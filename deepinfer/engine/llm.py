@@ -25,6 +25,7 @@ from deepinfer.engine.request import PromptScores, Request, Status
 from deepinfer.engine.tokenizer import Tokenizer
 from deepinfer.errors import DeepInferError, InvalidArgument, invalid
 from deepinfer.hal import Device
+from deepinfer.models import Progress
 
 Prompt = str | Items[int]
 Conversation = Items[Mapping[str, Any]]
@@ -40,6 +41,7 @@ class LLM:
         model: directory with config.json, safetensors files and (for text) tokenizer.json.
         device: a backend specification ("cpu", "cuda:1", ...), an opened device, or None for the current device.
         dtype: "auto", "float32" or "bfloat16".
+        progress: called with (layers loaded, layers in all) while the checkpoint is read.
         options: the fields of `EngineConfig`.
 
     Raises:
@@ -49,12 +51,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path, device: str | Device | None = None, dtype: str = "auto", **options: Any
+        self,
+        model: str | Path,
+        device: str | Device | None = None,
+        dtype: str = "auto",
+        *,
+        progress: Progress | None = None,
+        **options: Any,
     ) -> None:
         if not isinstance(model, str | Path):
             raise invalid("model", model, "must be a directory")
         self.config = make_config({"dtype": dtype, **options})
-        self._parts = build_engine(Path(model), device, self.config)
+        self._parts = build_engine(Path(model), device, self.config, progress)
         self._lock = threading.RLock()
         self._closed = False
 
