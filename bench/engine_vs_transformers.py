@@ -116,7 +116,7 @@ def main() -> int:
         row = measure(options.model, options.dtype, batch, max(options.rounds, 1))
         found.append(row)
         print(
-            f"batch {batch}: deepinfer {row['deepinfer_tps']} tokens/s, transformers {row['transformers_tps']} tokens/s, "
+            f"batch {batch}: deepinfer {row['deepinfer_tps']}, transformers {row['transformers_tps']} tokens/s, "
             f"ratio {row['ratio']} (target {row['target']}), equal rows {row['equal_rows']}/{batch}",
             flush=True,
         )

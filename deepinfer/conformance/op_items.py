@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from deepinfer.conformance import op_checks, op_errors
-from deepinfer.conformance.item import Item, Target, require_none
+from deepinfer.conformance.item import Breach, Item, Target, require_none
 from deepinfer.conformance.op_checks import Check
 from deepinfer.conformance.prepared import prepared
 from deepinfer.hal.types import Cap
@@ -53,7 +53,10 @@ def _spec_items(target: Target, spec: OpSpec, profile_name: str | None) -> Itera
 
 
 def _run(check: Check, case: Case, target: Target) -> str | None:
-    return check(prepared(target, case))
+    try:
+        return check(prepared(target, case))
+    except Breach as breach:
+        raise Breach(f"{breach}\n(seed {case.seed})") from None
 
 
 def _checks(target: Target, spec: OpSpec) -> dict[str, Check]:
