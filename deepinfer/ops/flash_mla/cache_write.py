@@ -28,7 +28,7 @@ class KvCacheWrite(OpSpec):
     amax / 6 (e2m1) of each tile, payload = row / scale rounded to nearest even. Floors: V41 and INDEX fp8 amax 1e-4;
     V4 scale 1e-4; V32 none, a zero scale becomes 1; INDEX_FP4 amax 6 * 2^-126; V41_FP4 amax 6 * 2^-9. UE8M0 scales
     are rounded up and the payload uses the rounded one. A tile with NaN or inf gets scale NaN and NaN payload (zero
-    codes in FP4).
+    codes in FP4), namely e4m3 0x7F, UE8M0 0xFF, f32 0x7FC00000; a NaN bf16 channel is stored as 0x7FC0.
     """
 
     name = "flash_mla.kv_cache_write"

@@ -16,6 +16,7 @@ from deepinfer.ops.quant import codec as q
 FP8_FLOOR = 1e-4
 MXFP4_FLOOR = 6.0 * 2.0**-126
 E4M3_NAN = 0x7F
+BF16_NAN = 0x7FC0
 NAN_SCALE = {"f32": float("nan"), "ue8m0": q.UE8M0_NAN, "e4m3": E4M3_NAN}
 CACHE_FP4_FLOOR = 6.0 * 2.0**-9  # gives the smallest e4m3 subnormal as scale
 
@@ -55,7 +56,8 @@ def encode_rows(rows: torch.Tensor, layout: Layout) -> Fields:
     else:
         codes = q.e2m1_pack(q.e2m1_encode(scaled))
     stored = stored.masked_fill(bad, NAN_SCALE[layout.scale_kind])
-    plain = rows[:, layout.coded :].to(torch.bfloat16).contiguous()
+    plain = rows[:, layout.coded :].to(torch.bfloat16).contiguous().view(torch.int16)
+    plain = plain.masked_fill(rows[:, layout.coded :].isnan(), BF16_NAN)  # one NaN, whatever the conversion makes of it
     return Fields(codes, stored.contiguous().view(torch.uint8), plain.view(torch.uint8))
 
 
