@@ -81,7 +81,7 @@ def _probe_fast(target: Target) -> None:
 
 
 def _best_seconds(call: Callable[[], object], limit: float, tries: int) -> float:
-    """The shortest of up to `tries` calls; stops at the first below `limit`: a busy machine costs time, not the pass."""
+    """The shortest of up to `tries` calls; stops at the first below `limit`: a busy machine costs time, no pass."""
     best = float("inf")
     for _ in range(tries):
         start = time.perf_counter()
