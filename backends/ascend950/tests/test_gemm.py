@@ -1,0 +1,108 @@
+"""GEMM kernels on the simulator against float64, with the race checker on and under every schedule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from deepinfer_ascend950.drivers.sim import SimDriver
+
+import deepinfer.hal as hal
+from deepinfer.ops.deep_gmm import data
+from deepinfer.ops.deep_gmm.operand import MXFP8_ROWS, MXFP8_TILES, widen_exact
+from deepinfer.registry.dispatch import Op
+from deepinfer.registry.specs import get_spec
+
+SHAPES = [(1, 1, 1), (17, 33, 65), (128, 256, 256), (200, 300, 130), (300, 513, 40)]
+
+
+def op(name: str) -> Op:
+    return Op(get_spec(name))
+
+
+def dense(a: torch.Tensor, b: torch.Tensor, out: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor:
+    with hal.use_backend("ascend950/sim"):
+        return op("deep_gmm.gemm")(a, None, "plain", b, None, "plain", None, "", None, bias, out)[0]
+
+
+def close(d: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within the rounding of d's type, relative to the largest value."""
+    step = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[d.dtype]
+    error = (d.double() - expected).abs().max()
+    assert error <= step * expected.abs().max(), error  # false for NaN as well
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_dense(sim: SimDriver, m: int, n: int, k: int, dtype: torch.dtype, policy: int) -> None:
+    sim.set_option("policy", policy)
+    g = torch.Generator().manual_seed(m)
+    a, b, bias = (torch.randn(s, generator=g).to(dtype) for s in ((m, k), (n, k), (n,)))
+    expected = a.double() @ b.double().t() + bias.double()
+    close(dense(a, b, torch.float32, bias), expected)
+    close(dense(a, b, dtype, bias), expected)
+
+
+def test_column_major_operands() -> None:
+    g = torch.Generator().manual_seed(1)
+    a, b = torch.randn(70, 90, generator=g).bfloat16().t(), torch.randn(70, 50, generator=g).bfloat16().t()
+    close(dense(a, b, torch.float32), a.double() @ b.double().t())
+
+
+def test_nan_stays_in_its_row_and_column() -> None:
+    a, b = torch.ones(40, 32).bfloat16(), torch.ones(50, 32).bfloat16()
+    a[3, 5], b[7, 9] = torch.nan, torch.inf
+    d = dense(a, b, torch.bfloat16)
+    assert d[3].isnan().all() and torch.isposinf(d[:3, 7]).all() and (d[:3, :7] == 32).all()
+
+
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64])
+def test_grouped_rows(wide: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(2)
+    counts = torch.tensor([5, 0, 130, 17, -3, 40], dtype=wide)
+    a, b = torch.randn(200, 96, generator=g).bfloat16(), torch.randn(6, 70, 96, generator=g).bfloat16()
+    out = torch.full((200, 70), 7.0)
+    with hal.use_backend("ascend950/sim"):
+        op("deep_gmm.grouped_gemm")(a, None, "plain", b, None, "plain", None, "", counts, None, torch.float32, out=(out,))
+    begin = 0
+    for group, count in enumerate(counts.clamp(min=0).tolist()):
+        if count:
+            close(out[begin : begin + count], a[begin : begin + count].double() @ b[group].double().t())
+        begin += count
+    assert (out[begin:] == 7).all()
+
+
+def test_masked_rows() -> None:
+    g = torch.Generator().manual_seed(3)
+    counts = torch.tensor([0, 33, 999])
+    a, b = torch.randn(3, 150, 64, generator=g).half(), torch.randn(3, 30, 64, generator=g).half()
+    out = torch.full((3, 150, 30), 7.0).half()
+    with hal.use_backend("ascend950/sim"):
+        op("deep_gmm.masked_grouped_gemm")(a, None, "plain", b, None, "plain", None, "", counts, torch.float16, out=(out,))
+    assert (out[0] == 7).all() and (out[1, 33:] == 7).all()
+    close(out[1, :33], a[1, :33].double() @ b[1].double().t())
+    close(out[2], a[2].double() @ b[2].double().t())
+
+
+@pytest.mark.parametrize("policy", [0, 1])
+@pytest.mark.parametrize("b_recipe", [MXFP8_ROWS, MXFP8_TILES])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 704), (130, 17, 128)])
+def test_block_scaled(sim: SimDriver, m: int, n: int, k: int, b_recipe: str, policy: int) -> None:
+    sim.set_option("policy", policy)
+    g = torch.Generator().manual_seed(4)
+    a, sa = data.random((m, k), MXFP8_ROWS, torch.bfloat16, g)
+    b, sb = data.random((n, k), b_recipe, torch.bfloat16, g)
+    with hal.use_backend("ascend950/sim"):
+        d = op("deep_gmm.gemm")(a, sa, MXFP8_ROWS, b, sb, b_recipe, None, "", None, None, torch.float32)[0]
+    close(d, widen_exact(a, sa, MXFP8_ROWS) @ widen_exact(b, sb, b_recipe).t())
+
+
+def test_block_scaled_groups_with_tiles() -> None:
+    g = torch.Generator().manual_seed(5)
+    a, sa = data.random((90, 128), MXFP8_ROWS, torch.bfloat16, g)
+    b, sb = data.random((3, 48, 128), MXFP8_TILES, torch.bfloat16, g)
+    counts = torch.tensor([31, 7, 52])
+    with hal.use_backend("ascend950/sim"):
+        d = op("deep_gmm.grouped_gemm")(a, sa, MXFP8_ROWS, b, sb, MXFP8_TILES, None, "", counts, None, torch.float32)[0]
+    wide_a, wide_b = widen_exact(a, sa, MXFP8_ROWS), widen_exact(b, sb, MXFP8_TILES)
+    close(d, torch.cat([part @ w.t() for part, w in zip(wide_a.split(counts.tolist()), wide_b, strict=True)]))

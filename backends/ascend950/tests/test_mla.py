@@ -1,0 +1,96 @@
+"""Latent attention on the simulator: cases of the op specs against their references, forced branches, schedules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from deepinfer_ascend950.drivers.sim import SimDriver
+
+import deepinfer.hal as hal
+from deepinfer.ops.flash_mla.decode_cases import Shape as DenseShape
+from deepinfer.ops.flash_mla.sparse_decode_cases import FORMATS
+from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
+from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape as PrefillShape
+from deepinfer.registry.dispatch import Op
+from deepinfer.registry.specs import get_spec
+
+
+def check(name: str, args: dict[str, object], slack: float = 0.0) -> None:
+    """Run an op on the simulator and compare every result with the spec's float64 reference.
+
+    `slack` widens the spec's tolerance by that share of the largest value: for data with a wide range, and for V32
+    caches, whose float32 scales make the dequantised keys round to bf16.
+    """
+    spec = get_spec(name)
+    with hal.use_backend("ascend950/sim"):
+        results = Op(spec)(*(args[p.name] for p in spec.params))
+    for label, got, wanted in zip(spec.returns, results, spec.reference(args), strict=True):
+        tolerance = spec.tolerance(args, label)
+        assert torch.equal(got.isinf(), wanted.isinf()), label
+        error = (got.double() - wanted).nan_to_num(0, 0, 0).abs()
+        size = wanted.abs().nan_to_num(0, 0, 0)
+        limit = tolerance.abs + tolerance.rel * size + slack * size.max()
+        assert not got.isnan().any() and (error <= limit).all(), (label, error.max())
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2])
+@pytest.mark.parametrize("shape", [
+    PrefillShape(2, 100, 64, 130, 576, lens=True), PrefillShape(3, 50, 33, 20, 512, holes="wild", sink="mixed"),
+    PrefillShape(1, 300, 128, 200, 576), PrefillShape(2, 5, 1, 70, 64, holes="none"), PrefillShape(2, 0, 4, 8),
+], ids=lambda s: f"{s.tokens}x{s.h}x{s.topk}x{s.d}")
+def test_sparse_prefill(sim: SimDriver, shape: PrefillShape, policy: int) -> None:
+    sim.set_option("policy", policy)
+    check("flash_mla.sparse_prefill", shape.make(generator()))
+    assert sim.warnings() == []
+
+
+@pytest.mark.parametrize("name", [f for f in FORMATS if f != "f32"])
+@pytest.mark.parametrize("page", [5, 64])
+def test_sparse_decode_formats(name: str, page: int) -> None:
+    check("flash_mla.sparse_decode", DecodeShape(2, 2, 5, name, 70, page, rows=200, lens="token", holes="wild").make(generator(1)))
+
+
+@pytest.mark.parametrize("pair", [("v41_fp8", "v41_fp4"), ("v4_fp8", "v4_fp8"), ("v32_fp8", "bf16")])
+def test_sparse_decode_two_pools(sim: SimDriver, pair: tuple[str, str]) -> None:
+    sim.set_option("policy", 1)
+    shape = DecodeShape(2, 1, 64, pair[0], 80, 64, 200, extra=pair[1], extra_topk=100, sink="mixed", lens="request")
+    check("flash_mla.sparse_decode", shape.make(generator(2)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["bf16", "v32_fp8"])
+def test_dense_decode(name: str, causal: bool) -> None:
+    args = DenseShape(lens=(1, 63, 130, 0, 65), s_q=2, h=40, page=16, format=name).make(generator(3))
+    check("flash_mla.decode", args | {"causal": causal}, slack=2**-12 if name == "v32_fp8" else 0.0)
+
+
+def test_maximum_that_jumps_between_blocks() -> None:
+    """Later blocks hold much larger logits, then much smaller ones: old results must shrink to nothing, then stay."""
+    args = PrefillShape(1, 192, 64, 192, 512, holes="none").make(generator(4))
+    args["indices"] = torch.arange(192, dtype=torch.int32)[None]
+    args["kv"][64:128] *= 40
+    args["kv"][128:] *= 0.01
+    check("flash_mla.sparse_prefill", args, slack=2**-7)
+
+
+def test_blocks_without_any_key() -> None:
+    args = PrefillShape(2, 100, 40, 256, 576, holes="none").make(generator(5))
+    args["indices"][:, :64] = -1
+    args["indices"][:, 128:192] = 100
+    args["indices"][1] = -1
+    check("flash_mla.sparse_prefill", args)
+
+
+def test_garbage_behind_every_border_changes_nothing() -> None:
+    spec = get_spec("flash_mla.sparse_decode")
+    args = DecodeShape(2, 2, 3, "v4_fp8", 30, 16, 90, lens="token", holes="wild").make(generator(6))
+    spoiled = spec.poison(args, generator(7))
+    assert spoiled is not None
+    call = Op(spec)
+    with hal.use_backend("ascend950/sim"):
+        clean, dirty = (call(*(x[p.name] for p in spec.params)) for x in (args, spoiled))
+    assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
