@@ -16,7 +16,7 @@ u32 Checker::index_of(const Inst* i) const { return i ? u32(i - grid->program->c
 void Checker::report(const Who& who, const std::string& what, const Inst* other) {
     if (!seen_.insert({who.inst, other ? index_of(other) + 1 : 0, what.substr(0, what.find(" at "))}).second) return;
     if (grid->machine->findings.size() >= grid->machine->config.max_findings) return;
-    std::string t = what + ": kernel " + grid->program->name;
+    std::string t = what + ": kernel " + grid->program->short_name();
     if (who.cta) {
         t += " CTA (" + std::to_string(who.cta->id[0]) + "," + std::to_string(who.cta->id[1]) + "," + std::to_string(who.cta->id[2]) + ")";
         t += " warp " + std::to_string(who.warp) + " lane " + std::to_string(who.lane);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check/clock.h"
+#include "core/lazy_array.h"
 
 namespace ptxsim {
 
@@ -45,7 +46,7 @@ struct Cell {
 };
 
 struct SharedShadow {
-    std::vector<Cell> cells;  // one per 4 bytes
+    LazyArray<Cell> cells;  // one per 4 bytes; all-zero bytes are an untouched cell
 };
 
 struct MbarInfo {

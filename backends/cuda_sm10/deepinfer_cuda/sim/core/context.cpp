@@ -4,7 +4,7 @@
 namespace ptxsim {
 
 std::string X::position(const Inst& in, int lane) const {
-    return "kernel " + g.program->name + " CTA (" + std::to_string(cta.id[0]) + "," + std::to_string(cta.id[1]) + "," + std::to_string(cta.id[2]) +
+    return "kernel " + g.program->short_name() + " CTA (" + std::to_string(cta.id[0]) + "," + std::to_string(cta.id[1]) + "," + std::to_string(cta.id[2]) +
            ") warp " + std::to_string(w.index) + " lane " + std::to_string(lane) + " " + g.program->where(in);
 }
 

@@ -14,6 +14,7 @@
 #include "async/engine.h"
 #include "check/checker.h"
 #include "check/clock.h"
+#include "core/lazy_array.h"
 #include "core/memory.h"
 #include "isa/inst.h"
 #include "tensor/tmem.h"
@@ -69,11 +70,11 @@ struct Warp {
     Cta* cta = nullptr;
     u32 index = 0;                // in its CTA
     u32 live = 0;                 // lanes that have not exited
-    std::vector<u64> regs;
+    LazyArray<u64> regs;
     std::vector<u8> local;
     std::vector<Fragment> frags;  // ordered by pc
-    std::vector<u16> pending;     // per slot: asynchronous operations that will write the register
-    std::vector<u16> borrowed;    // per slot: asynchronous operations that still read it
+    LazyArray<u16> pending;       // per slot: asynchronous operations that will write the register
+    LazyArray<u16> borrowed;      // per slot: asynchronous operations that still read it
     u32 pending_total = 0;
     u64 tid_base = 0;             // linear thread index of lane 0
     // asynchronous bookkeeping (async/engine.h)

@@ -268,7 +268,7 @@ void decode_bulk_plain(Dec& d, bool reduce) {
     p->to = where(d.need({"global", "shared::cluster", "shared::cta"}));
     p->from = where(d.need({"global", "shared::cta", "shared::cluster"}));
     bool to_bar = d.opt("mbarrier::complete_tx::bytes");
-    if (!to_bar) d.need({"bulk_group"});
+    if (!to_bar) d.need({"bulk_group"}), d.in.outlives_cta = true;
     p->multicast = d.opt("multicast::cluster");
     p->masked = d.opt("cp_mask");
     size_t at = 0;

@@ -152,9 +152,12 @@ void ldst(X& x, const Inst& in, u32 lanes) {
     op->base = tmem_address(x, in, addr);
     u32 quarter = x.w.index % 4 * 32;
     bool wide = s.shape == Frag::f32x32;
-    if (op->base.lane != quarter && (wide || op->base.lane != quarter + 16))
+    // A warp reaches its own sub-partition only; known-good kernels leave these lane bits zero, so zero means "own".
+    u32 named = op->base.lane / 32 * 32, within = op->base.lane % 32;
+    if ((named != quarter && named != 0) || (within && (wide || within != 16)))
         x.fault(in, 0, "warp " + std::to_string(x.w.index) + " may access tensor memory lanes " + std::to_string(quarter) + " to " + std::to_string(quarter + 31) +
                 ", the address starts at lane " + std::to_string(op->base.lane));
+    op->base.lane = quarter + within;
     adopt(x, *op);
     op->pending = op->load ? x.w.loads : x.w.stores;
     ++op->pending->open;

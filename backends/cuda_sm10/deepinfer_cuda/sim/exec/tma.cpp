@@ -272,6 +272,7 @@ void decode_tma(Dec& d, bool reduce) {  // after cp{.reduce}.async.bulk
     std::string to = d.need({"shared::cluster", "shared::cta", "global"});
     if (to == "global") {
         d.need({"shared::cta"}), d.need({"bulk_group"});
+        d.in.outlives_cta = true;
         t->dir = reduce ? Tma::Dir::reduce : Tma::Dir::store;
         if (reduce && !parse_red_op(d, t->op, false)) d.fail("has no operation that is known");
         parse_map(d, *t, d.arg(at++));

@@ -33,6 +33,7 @@ struct Inst {
     bool is_copy = false;          // mov between registers
     bool touches_wgmma = false;    // accesses a register that some wgmma uses
     bool is_wgmma = false;
+    bool outlives_cta = false;     // bulk-group stores: the hardware drains them after the CTA has exited
     Ty type = Ty::none, type2 = Ty::none;
     Space space = Space::generic;
     std::array<i32, 6> s{kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
@@ -60,6 +61,7 @@ struct Program {
     std::map<std::string, u64> strings;         // decoder notes (carry slot)
     bool tensor_fences = false;                 // the kernel contains tcgen05.fence
     std::vector<std::pair<u64, u64>> module_spans;  // addresses of module variables
+    std::string short_name() const { return name.size() > 72 ? name.substr(0, 72) + "..." : name; }
     u64 static_instructions() const { return code.size(); }
     std::string where(const Inst& in) const;    // "PTX line 12 `add...` (kernel.cu:7)"
 };
