@@ -13,7 +13,7 @@ import torch
 
 from deepinfer.hal import Device, DeviceProps, Stream, Support
 from deepinfer.hal.types import YES
-from deepinfer.ops.deep_gmm.operand import MXFP8_ROWS, MXFP8_TILES, PLAIN
+from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, MXFP8_TILES, PLAIN
 from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer_ascend950.ops.base import AscendKernel, Loaded, arguments, read, write
 
@@ -81,6 +81,19 @@ def epilogue_reasons(op: str, call: Call) -> list[str]:
         return []
     bias = call["bias"]
     reasons = ["an addend C needs the vector epilogue"] if call["c"] is not None else []
+    if bias is not None and bias.shape[0] > 1 and bias.stride[0] != 1:
+        reasons.append("bias is not contiguous")
+    return reasons
+
+
+def addend_reasons(op: str, call: Call) -> list[str]:
+    """Why the vector cores cannot add C or the bias as they lie."""
+    if op != DENSE:
+        return []
+    c, bias = call["c"], call["bias"]
+    reasons = []
+    if c is not None and c.shape[-1] > 1 and c.stride[-1] != 1:
+        reasons.append("c: a row is not contiguous")
     if bias is not None and bias.shape[0] > 1 and bias.stride[0] != 1:
         reasons.append("bias is not contiguous")
     return reasons
@@ -195,4 +208,63 @@ class MxGemm(AscendKernel):
         return wide
 
 
-KERNELS = tuple(kernel(op) for kernel in (PlainGemm, MxGemm) for op in MODES)
+class ScaledGemm(AscendKernel):
+    """e4m3 operands with float32 scales per 128 of K: the vector cores promote partial sums, add C and bias, and round."""
+
+    source = "gemm_vec"
+    sources = ("kernels/gemm_vec.asc", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    batch_invariant = True
+
+    def __init__(self, op: str) -> None:
+        self.op, self.name = op, "ascend950_gemm_fp8_scaled"
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        if call["a_recipe"] != FP8_ROWS or call["b_recipe"] not in (FP8_ROWS, FP8_TILES):
+            return Support.no("operands are not a pair of e4m3 with float32 scales")
+        reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + addend_reasons(str(self.op), call)
+        if call["a"].shape[-1] == 0:
+            reasons.append("K is 0: nothing to multiply")
+        return Support.no(*reasons) if reasons else YES
+
+    def plan(self, device: Device, call: Call) -> Plan:
+        rows = 1 if call["b_recipe"] == FP8_ROWS else 128
+        return Plan(state=self.load(device, "gemm_fp8_scaled", rows))
+
+    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
+        values, d = named(str(self.op), args), out[0]
+        if d.numel() == 0:
+            return
+        packed = gemm_arguments(str(self.op), values, d, values["a"].shape[-1], plan.state.extra)
+        plan.state.launch(stream, plan.state.cores, packed)
+
+
+class AddGemm(AscendKernel):
+    """Plain operands with an addend C, which the vector cores add."""
+
+    op = DENSE
+    name = "ascend950_gemm_add"
+    source = "gemm_vec"
+    sources = ScaledGemm.sources
+    batch_invariant = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + addend_reasons(DENSE, call)
+        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN):
+            reasons.append("operands are quantised")
+        if call["c"] is None:
+            reasons.append("no addend C: the cube alone is faster")
+        if call["a"].shape[-1] == 0:
+            reasons.append("K is 0: nothing to multiply")
+        return Support.no(*reasons) if reasons else YES
+
+    def plan(self, device: Device, call: Call) -> Plan:
+        return Plan(state=self.load(device, f"gemm_{ENTRIES[call['a'].dtype]}_add"))
+
+    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
+        values, d = named(DENSE, args), out[0]
+        if d.numel() == 0:
+            return
+        plan.state.launch(stream, plan.state.cores, gemm_arguments(DENSE, values, d, values["a"].shape[-1], 1))
+
+
+KERNELS = (*(kernel(op) for kernel in (PlainGemm, MxGemm, ScaledGemm) for op in MODES), AddGemm())
