@@ -158,7 +158,7 @@ def _bench(op: str) -> Iterator[Case]:
         params = {"b": 4, "s_q": s_q, "h": h, "d_qk": 576, "len": n, "page": 64, "format": "bf16"}
         yield Case(op, params, Shape((n,) * 4, s_q, h).make, frozenset({"bench"}))
         whole = params | {"b": 128}
-        yield Case(op, whole, Shape((n,) * 128, s_q, h).make, frozenset({"bench", "large"}))
+        yield Case(op, whole, Shape((n,) * 128, s_q, h).make, frozenset({"bench", "profile:hardware"}))
     for b, n, name in itertools.product((1, 8), (128, 512), ("f32", "bf16")):
         params = {"b": b, "s_q": 1, "h": 4, "d_qk": 576, "len": n, "page": 64, "format": name}
         yield Case(op, params, Shape((n,) * b, 1, 4, name).make, frozenset({"bench"}))

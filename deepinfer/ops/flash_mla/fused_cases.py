@@ -79,7 +79,8 @@ def cases(op: str) -> Iterable[Case]:
     for h, tokens in itertools.product((64, 128), (2, 64)):
         shape = _shape(tokens, h=h, topk=128, page=256, rows=4096, extra="v41_fp4", extra_topk=512, sink="mixed",
                        holes="none")
-        yield Case(op, shape.params(), shape.make, frozenset({"bench"} | ({"large"} if tokens > 2 else set())))
+        tags = {"bench"} if tokens == 2 else {"bench", "profile:hardware"}
+        yield Case(op, shape.params(), shape.make, frozenset(tags))
 
 
 def error_cases(op: str) -> Iterable[ErrorCase]:

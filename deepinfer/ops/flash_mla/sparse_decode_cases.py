@@ -156,12 +156,12 @@ def _bench(op: str) -> Iterator[Case]:
         ("v32_fp8", 128, 1, 2048, 64, 32768), ("v32_fp8", 64, 2, 2048, 64, 32768), ("v4_fp8", 128, 2, 1024, 64, 16384),
         ("v4_fp8", 64, 1, 512, 64, 16384), ("v41_fp8", 64, 1, 640, 64, 16384), ("v41_fp8_paged", 64, 2, 640, 64, 16384),
     ):
-        for b, tag, pool in ((2, "", 4096), (64, "large", rows), (128, "large", rows)):
+        for b, tag, pool in ((2, "", 4096), (64, "profile:hardware", rows), (128, "profile:hardware", rows)):
             shape = Shape(b, s_q, h, name, topk, page, pool, "none", sink="mixed")
             yield Case(op, shape.params(), shape.make, frozenset({"bench", tag} - {""}))
     for first, second, h, extra in (("v4_fp8", "v4_fp8", 64, 512), ("v4_fp8", "v4_fp8", 128, 1024),
                                     ("v41_fp8", "v41_fp4", 64, 512)):
-        for b, tag, pool in ((2, "", 4096), (64, "large", 16384)):
+        for b, tag, pool in ((2, "", 4096), (64, "profile:hardware", 16384)):
             shape = Shape(b, 2, h, first, 128, 256, pool, "none", extra=second, extra_topk=extra, sink="mixed")
             yield Case(op, shape.params(), shape.make, frozenset({"bench", tag} - {""}))
 

@@ -92,7 +92,7 @@ def cases(op: str) -> Iterable[Case]:
     for h, d, topk, rows in (
         (128, 576, 2048, 8192), (128, 512, 2048, 32768), (64, 512, 512, 32768), (128, 512, 1024, 32768)
     ):
-        for tokens, tag, pool in ((8, "", 4096), (4096, "large", rows)):
+        for tokens, tag, pool in ((8, "", 4096), (4096, "profile:hardware", rows)):
             shape = Shape(tokens, pool, h, topk, d, "none", sink="mixed")
             yield Case(op, shape.params(), shape.make, frozenset({"bench", tag} - {""}))
 

@@ -6,6 +6,7 @@ bits depend on no other token.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,9 +80,9 @@ class SparseKernel(Kernel):
         names = (param.name for param in get_spec(str(self.op)).params)
         return self.compute(dict(zip(names, args, strict=True)), out)
 
+    @abc.abstractmethod
     def compute(self, args: dict[str, Any], out: Outputs) -> tuple[torch.Tensor, ...]:
         """The op on named arguments."""
-        raise NotImplementedError
 
 
 class CpuSparseDecode(SparseKernel):
