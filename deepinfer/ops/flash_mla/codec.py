@@ -56,9 +56,13 @@ def encode_rows(rows: torch.Tensor, layout: Layout) -> Fields:
     else:
         codes = q.e2m1_pack(q.e2m1_encode(scaled))
     stored = stored.masked_fill(bad, NAN_SCALE[layout.scale_kind])
-    plain = rows[:, layout.coded :].to(torch.bfloat16).contiguous().view(torch.int16)
-    plain = plain.masked_fill(rows[:, layout.coded :].isnan(), BF16_NAN)  # one NaN, whatever the conversion makes of it
-    return Fields(codes, stored.contiguous().view(torch.uint8), plain.view(torch.uint8))
+    stored = stored.contiguous().view(torch.uint8)
+    if not layout.plain:
+        return Fields(codes, stored, codes[:, :0])
+    tail = rows[:, layout.coded :]
+    plain = tail.to(torch.bfloat16).contiguous().view(torch.int16)
+    plain = plain.masked_fill(tail.isnan(), BF16_NAN)  # one NaN, whatever the conversion makes of it
+    return Fields(codes, stored, plain.view(torch.uint8))
 
 
 def decode_scales(scales: torch.Tensor, layout: Layout) -> torch.Tensor:

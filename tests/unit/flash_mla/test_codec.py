@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deepinfer.conformance.compare import same_bits
 from deepinfer.ops.flash_mla import kv_cache_read, kv_cache_write, new_cache
 from deepinfer.ops.flash_mla.cache_cases import HARD
 from deepinfer.ops.flash_mla.formats import LAYOUTS, fields
@@ -122,6 +123,21 @@ def test_broken_tiles(name: str) -> None:
         assert bool(((rest - 1).abs() < 0.1).all())
         if layout.bits == 8:
             assert fields(cache, layout).codes[0, 0, : layout.tile].eq(0x7F).all()
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_layout_of_rows_does_not_matter(name: str) -> None:
+    """Transposed, strided and empty rows give the bytes of dense ones."""
+    width = LAYOUTS[name].width or 32
+    rows = torch.randn(5, width, generator=torch.Generator().manual_seed(2))
+    rows[2, -1] = torch.nan
+    others = (rows.T.contiguous().T, torch.stack((rows, rows), -1).flatten(1)[:, ::2], rows[:0].T.contiguous().T)
+    for other in others:
+        n = len(other)
+        pair = [new_cache(name, 2, 3, 0 if LAYOUTS[name].quantised else width) for _ in range(2)]
+        for cache, source in zip(pair, (rows[:n], other), strict=True):
+            kv_cache_write(cache, source, torch.arange(n), format=name)
+        assert same_bits(name, pair[0], pair[1]) == []
 
 
 def test_scales_are_used_as_stored() -> None:
