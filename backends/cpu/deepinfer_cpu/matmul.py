@@ -22,7 +22,7 @@ from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, ranges, step
 
 LAYOUT = "cpu_f32"
 Span = tuple[int, int, int]
-# A padded bmm pays when padding at most doubles the rows and no group is long (bounds measured with 1 and 2 threads).
+# Longest group of a padded bmm (measured with 1 and 2 threads at width 256).
 MAX_PADDED_ROWS = 32
 
 
@@ -95,10 +95,11 @@ class Padded:
 
 
 def pays_to_pad(spans: list[Span], groups: int) -> bool:
-    """Whether one padded bmm beats a loop."""
+    """Whether one padded bmm beats a loop: nearly uniform groups, or padding up to double that threads share."""
     used = sum(high - low for _, low, high in spans)
     longest = max((high - low for _, low, high in spans), default=0)
-    return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= 2 * used
+    room = 2 * used if torch.get_num_threads() > 1 and used >= groups else used + used // 4
+    return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= room
 
 
 def products(
