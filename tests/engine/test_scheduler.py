@@ -27,6 +27,14 @@ class Bench:
         self.table = BatchTable(rows, blocks, page)
         self.scheduler = Scheduler(self.pool, self.table, rows, budget)
         self.requests: list[Request] = []
+        admit = self.scheduler._admit
+
+        def checked_admit() -> None:
+            before = [r.output.metrics.preemptions for r in self.requests]
+            admit()
+            assert before == [r.output.metrics.preemptions for r in self.requests], "admission drove a sequence out"
+
+        self.scheduler._admit = checked_admit
         self.content: dict[int, list] = {}  # block -> what was written, by offset
 
     def add(self, prompt: list[int], new: int, priority: int = 0) -> Sequence:
@@ -126,6 +134,14 @@ def test_constant_hash_never_gives_foreign_rows() -> None:  # C72
     jobs = [(30, 6, 0), (30, 6, 0), (17, 9, 0), (30, 3, 0), (9, 9, 0)]
     for shared in (0, 1, 3):
         run_jobs(jobs, 4, 6, 3, 5, shared, hash_function=lambda data: b"same")
+
+
+def test_equal_blocks_behind_different_prefixes_are_different() -> None:  # C72
+    bench = Bench(64, 4, 4, 64, hash_function=lambda data: data[-32:])  # blind to what came before the block
+    for prompt in ([1] * 4 + [5] * 5, [2] * 4 + [7] * 5, [2] * 4 + [5] * 5):
+        last = bench.add(prompt, 1)
+        bench.step()
+    assert last.request.output.metrics.cached_tokens == 4
 
 
 def test_a_prefix_is_visible_only_after_its_step() -> None:  # C73

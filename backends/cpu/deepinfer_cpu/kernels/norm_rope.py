@@ -1,0 +1,103 @@
+"""Normalisation and rotation in float32 with few torch calls: in a decode step of a small model each call costs as much
+as its arithmetic.
+
+Rotation of interleaved pairs is one product of complex numbers: pair (a, b) times cos + i sin. Positions are read on
+the host, where that is free; one outside the table sends the call to the portable tier, which copies such rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deepinfer.hal.device import Stream
+from deepinfer.hal.types import YES, DeviceProps, Support
+from deepinfer.registry import get_spec
+from deepinfer.registry.call import Call
+from deepinfer.registry.kernel import Kernel, Plan
+
+Out = tuple[torch.Tensor | None, ...]
+
+
+def _float32_rows(call: Call) -> Support:
+    x, weight = call["x"], call["weight"]
+    if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
+        return Support.no("x and weight must be float32")
+    return YES if x.shape[-1] else Support.no("rows are empty")
+
+
+class CpuRmsNorm(Kernel):
+    """norm.rms_norm of float32 rows."""
+
+    op = "norm.rms_norm"
+    name = "cpu_rms_norm_f32"
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        return _float32_rows(call)
+
+    def run(
+        self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        x, weight, eps = args
+        y = torch.rms_norm(x, weight.shape, weight, eps)
+        return (y if out[0] is None else out[0].copy_(y),)
+
+
+class CpuFusedAddRmsNorm(Kernel):
+    """norm.fused_add_rms_norm of float32 rows."""
+
+    op = "norm.fused_add_rms_norm"
+    name = "cpu_fused_add_rms_norm_f32"
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        return _float32_rows(call)
+
+    def run(
+        self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        x, residual, weight, eps = args
+        total = x + residual
+        y = torch.rms_norm(total, weight.shape, weight, eps)
+        if out[0] is None or out[1] is None:
+            return y, total
+        return out[0].copy_(y), out[1].copy_(total)
+
+
+class CpuRope(Kernel):
+    """rope.apply to interleaved pairs of whole contiguous float32 rows."""
+
+    op = "rope.apply"
+    name = "cpu_rope_complex_f32"
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        x, table = call["x"], call["table"]
+        reasons = []
+        if x.dtype is not torch.float32 or not x.contiguous:
+            reasons.append("x must be float32 and contiguous")
+        if not call["interleaved"] or call["width"] != x.shape[-1] or not call["width"]:
+            reasons.append("pairs must be interleaved and fill the row")
+        if table.shape[0] == 0 or x.shape[0] == 0:
+            reasons.append("the table or x is empty")
+        return Support.no(*reasons) if reasons else YES
+
+    def run(
+        self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        x, positions, table, _, inverse, width = args
+        low, high = torch.aminmax(positions)
+        if int(low) < 0 or int(high) >= table.shape[0]:
+            spec = get_spec(self.op)
+            return spec.portable(dict(zip((param.name for param in spec.params), args, strict=True)), out)
+        rows, half = table.index_select(0, positions), width // 2
+        turn = torch.complex(rows[:, :half], rows[:, half:])
+        turn = turn.conj() if inverse else turn
+        pairs = torch.view_as_complex(x.view(*x.shape[:-1], half, 2))
+        made = torch.view_as_real(pairs * (turn[:, None] if x.ndim == 3 else turn)).view(x.shape)
+        return (made if out[0] is None else out[0].copy_(made),)
+
+
+KERNELS: list[Kernel] = [CpuRmsNorm(), CpuFusedAddRmsNorm(), CpuRope()]
