@@ -1,7 +1,7 @@
-"""bf16 products on SM90: which calls the kernel takes, which tile it picks, how it is launched.
+"""bf16 products on SM90 and SM100: which calls the kernels take, which tile they pick, how they are launched.
 
-`deep_gmm.gemm`, `grouped_gemm` and `masked_grouped_gemm` are one kernel (kernels/sm90/gemm_bf16.cuh); the classes here
-differ in how rows are grouped.
+`deep_gmm.gemm`, `grouped_gemm` and `masked_grouped_gemm` are one kernel per architecture (kernels/sm90/gemm_bf16.cuh,
+kernels/sm100/gemm_bf16.cuh), both with the same parameters; the classes here differ in how rows are grouped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,12 +25,17 @@ WIDE, MASKED = 1, 2  # flags of di::Groups
 
 @dataclass(frozen=True)
 class Tile:
-    """One compiled shape of sm90_gemm_bf16."""
+    """One compiled shape of sm90_gemm_bf16: rows of one CTA, columns, stages, CTAs that share B."""
 
     rows: int
     cols: int
     stages: int
     cluster: int
+
+    kernel: ClassVar[str] = "sm90_gemm_bf16"
+    load_rows: ClassVar[int] = 64  # rows of A per copy; the matrix unit multiplies as many at once
+    store_rows: ClassVar[int] = 64  # rows of D per copy
+    flops: ClassVar[int] = 4096  # dense bf16 FLOP per cycle and SM
 
     @property
     def band(self) -> int:
@@ -39,7 +44,7 @@ class Tile:
 
     @property
     def symbol(self) -> str:
-        return f"sm90_gemm_bf16_{self.rows}x{self.cols}x{self.stages}_c{self.cluster}"
+        return f"{self.kernel}_{self.rows}x{self.cols}x{self.stages}_c{self.cluster}"
 
     @property
     def threads(self) -> int:
@@ -52,7 +57,31 @@ class Tile:
         return 1024 + self.stages * stage + self.rows // 64 * 2 * 8192 + 16 * self.stages
 
 
+@dataclass(frozen=True)
+class Sm100Tile(Tile):
+    """One compiled shape of sm100_gemm_bf16. `cluster` is 2 for a pair of CTAs, each of which loads half of B."""
+
+    kernel: ClassVar[str] = "sm100_gemm_bf16"
+    load_rows: ClassVar[int] = 128
+    store_rows: ClassVar[int] = 32
+    flops: ClassVar[int] = 8192
+
+    @property
+    def threads(self) -> int:
+        return 192
+
+    @property
+    def shared_bytes(self) -> int:
+        """As GemmBf16::kSharedBytes in sm100/gemm_bf16.cuh."""
+        stage = (self.rows + self.cols // self.cluster) * 64 * 2
+        return 1024 + self.stages * stage + 4 * 2 * 4096 + 8 * (2 * self.stages + 5)
+
+
 TILES = (Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 256, 5, 1), Tile(64, 128, 8, 1))
+SM100_TILES = (
+    Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 8, 2), Sm100Tile(128, 128, 6, 1),
+    Sm100Tile(128, 64, 8, 1),
+)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -60,18 +89,20 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
-    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slower of matrix unit (4096 FLOP per
-    cycle, 64 rows at a time) and tile loads (64 bytes per cycle and SM)."""
+    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slower of matrix unit
+    (`tile.load_rows` rows at a time) and tile loads (64 bytes per cycle and SM)."""
     tiles = groups * ceil_div(rows, tile.rows * tile.cluster) * tile.cluster * ceil_div(cols, tile.cols)
-    used = min(tile.rows, ceil_div(rows, 64) * 64)
-    math = 2.0 * used * tile.cols * depth / 4096
+    used = min(tile.rows, ceil_div(rows, tile.load_rows) * tile.load_rows)
+    math = 2.0 * used * tile.cols * depth / tile.flops
     loads = (used + tile.cols / tile.cluster) * depth * 2 / 64
     return ceil_div(tiles, units) * (max(math, loads) + 1500.0)
 
 
-def choose(rows: int, cols: int, depth: int, units: int, groups: int = 1) -> Tile:
+def choose(
+    rows: int, cols: int, depth: int, units: int, groups: int = 1, tiles: tuple[Tile, ...] = TILES
+) -> Tile:
     """The tile with the fewest modelled cycles; among equals the lowest, which has more stages."""
-    return min(TILES, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
+    return min(tiles, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
 
 
 def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
@@ -94,9 +125,10 @@ class Sm90Gemm(CudaKernel):
     op = "deep_gmm.gemm"
     name = "sm90_gemm_bf16"
     source = "sm90/gemm_bf16"
-    archs = ("sm_90",)
-    sources = ("kernels/sm90/gemm_bf16.cuh", "kernels/sm90/gemm_bf16.cu", "include/layout/groups.cuh")
+    archs: tuple[str, ...] = ("sm_90",)
+    sources: tuple[str, ...] = ("kernels/sm90/gemm_bf16.cuh", "kernels/sm90/gemm_bf16.cu", "include/layout/groups.cuh")
     batch_invariant = False
+    tiles: tuple[Tile, ...] = TILES
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         reasons: list[str] = []
@@ -123,7 +155,7 @@ class Sm90Gemm(CudaKernel):
     def plan(self, device: Device, call: Call) -> Plan:
         groups, rows = self.expected_rows(call)
         cols, depth = call["b"].shape[-2:]
-        tile = choose(rows, cols, depth, device.props.compute_units, groups)
+        tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles)
         return Plan(state=(PreparedLaunches(), self.load(device), device, tile))
 
     def run(
@@ -182,6 +214,29 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
         return (args[8],)
 
 
+_SM100_SOURCES = (
+    "kernels/sm100/gemm_bf16.cuh", "kernels/sm100/gemm_bf16.cu", "include/layout/groups.cuh", "include/layout/rows.cuh",
+    "include/ptx/tcgen05.cuh", "include/ptx/tmem.cuh", "include/mma/sm100_descriptor.cuh",
+)
+
+
+class Sm100Gemm(Sm90Gemm):
+    """The dense product on tcgen05; every class below differs from its SM90 twin in the code it loads."""
+
+    name, source, archs = "sm100_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    sources, tiles = _SM100_SOURCES, SM100_TILES
+
+
+class Sm100GroupedGemm(Sm90GroupedGemm):
+    name, source, archs = "sm100_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    sources, tiles = _SM100_SOURCES, SM100_TILES
+
+
+class Sm100MaskedGroupedGemm(Sm90MaskedGroupedGemm):
+    name, source, archs = "sm100_masked_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    sources, tiles = _SM100_SOURCES, SM100_TILES
+
+
 def prepare(
     code: Executable,
     device: Any,
@@ -195,8 +250,10 @@ def prepare(
     groups = b.shape[0] if b.ndim == 3 else 1
     rows, cols = d.shape[-2:]
     depth = a.shape[-1]
-    map_d = slab_map(d, 64, 64)
-    maps = (slab_map(a, 64, 64), slab_map(b, tile.cols // tile.cluster, 64), map_d) if depth else (map_d,) * 3
+    map_d = slab_map(d, tile.store_rows, 64)
+    maps = (map_d,) * 3
+    if depth:
+        maps = (slab_map(a, tile.load_rows, 64), slab_map(b, tile.cols // tile.cluster, 64), map_d)
     flags = (WIDE if lists and lists[0].dtype == torch.int64 else 0) | (MASKED if masked else 0)
     addresses = [tensor.data_ptr() for tensor in lists] + [0] * (2 - len(lists))
     output = struct.pack("<Qqq", d.data_ptr(), d.stride(-2) * 2, d.stride(0) * 2 if masked else 0)
@@ -211,4 +268,6 @@ def prepare(
     )
 
 
-KERNELS = (Sm90Gemm(), Sm90GroupedGemm(), Sm90MaskedGroupedGemm())
+KERNELS = (
+    Sm90Gemm(), Sm90GroupedGemm(), Sm90MaskedGroupedGemm(), Sm100Gemm(), Sm100GroupedGemm(), Sm100MaskedGroupedGemm(),
+)

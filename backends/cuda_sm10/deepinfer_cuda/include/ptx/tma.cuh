@@ -37,6 +37,17 @@ __device__ __forceinline__ void tma_load_3d_multicast(void* dst, const TensorMap
         : "memory");
 }
 
+// As tma_load_3d, into this CTA's shared memory, completing on the barrier at `done`'s place in the even CTA of the pair
+// (the rank is bit 24 of a shared::cluster address). .cta_group::2, sm_100a.
+__device__ __forceinline__ void tma_load_3d_pair(void* dst, const TensorMap* map, Barrier* done, int32_t x, int32_t y,
+                                                 int32_t z, uint64_t policy = kEvictNormal) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.cta_group::2.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(dst)),
+        "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(done) & 0xFEFFFFFFu), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+}
+
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* src, int32_t x, int32_t y, int32_t z) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
                      reinterpret_cast<uint64_t>(map)),

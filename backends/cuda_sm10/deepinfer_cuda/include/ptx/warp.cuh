@@ -1,9 +1,23 @@
-// Warp-level odds and ends: register budgets, 8x8 matrix stores, programmatic dependent launch.
+// Warp-level odds and ends: one elected lane, register budgets, 8x8 matrix stores, programmatic dependent launch.
 #pragma once
 
 #include "ptx/types.cuh"
 
 namespace di {
+
+// True in one lane of the warp. The compiler then knows that what follows is uniform, which single-thread instructions such
+// as tcgen05.mma need to be issued without a loop over lanes. PTX ISA "elect.sync" (sm_90).
+__device__ __forceinline__ bool elect_one() {
+    uint32_t chosen;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(chosen));
+    return chosen != 0;
+}
 
 // Registers per thread of this warpgroup, a multiple of 8 in [24, 256]. PTX ISA "setmaxnreg" (sm_90a).
 template <int N>

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "layout/groups.cuh"
+#include "layout/rows.cuh"
 #include "mma/wgmma_bf16.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
@@ -163,16 +164,6 @@ struct GemmBf16 {
         if (previous >= 0) release(smem, previous);
     }
 
-    // Rows of a staged 64 x 64 piece that belong to the group, 16 bytes per thread and step.
-    static __device__ __forceinline__ void store_rows(const uint8_t* tile, uint8_t* first, int64_t row_bytes,
-                                                      uint32_t rows, uint32_t cols) {
-        for (uint32_t i = threadIdx.x % 128; i < rows * 8; i += 128) {
-            const uint32_t r = i / 8, chunk = i % 8;
-            const auto* src = reinterpret_cast<const uint4*>(tile + r * 128 + (chunk ^ (r % 8)) * 16);
-            if (chunk * 8 < cols) *reinterpret_cast<uint4*>(first + r * row_bytes + chunk * 16) = *src;
-        }
-    }
-
     // Stores the warpgroup's 64 x kBlockN piece in 64-column steps through two staging buffers.
     static __device__ __forceinline__ void store(const Shared& smem, const TensorMap* map_d, const Output& out,
                                                  const Groups& problem, const GroupTile& at, int warpgroup,
@@ -207,8 +198,9 @@ struct GemmBf16 {
             } else {
                 named_sync(1 + warpgroup, 128);
                 if (col < problem.cols)
-                    store_rows(tile, out.data + z * out.slab_bytes + row * out.row_bytes + static_cast<int64_t>(col) * 2,
-                               out.row_bytes, rows, problem.cols - col);
+                    store_rows<128>(tile,
+                                    out.data + z * out.slab_bytes + row * out.row_bytes + static_cast<int64_t>(col) * 2,
+                                    out.row_bytes, rows, problem.cols - col, thread);
                 if (thread == 0) tma_store_commit();  // keeps one bulk group per piece, so the wait above holds
             }
         }

@@ -1,0 +1,130 @@
+"""Runs the bf16 GEMM kernels of a chosen tile in the PTX simulator and compares them with exact integer products.
+
+Inputs are small integers, so every product is exact in float32 and D must have equal bits whatever the order of sums.
+Rows of A that belong to no group are NaN, and D starts as a pattern: bytes outside the groups must stay as they were.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import dataclasses
+from collections.abc import Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from deepinfer_cuda import jit, simdevice
+from deepinfer_cuda.kernels.gemm import SM100_TILES, TILES, Tile, prepare
+
+from deepinfer.hal import Executable, Image
+
+SOURCES = {"sm_90": "sm90/gemm_bf16", "sm_100": "sm100/gemm_bf16"}
+TILES_OF: dict[str, tuple[Tile, ...]] = {"sm_90": TILES, "sm_100": SM100_TILES}
+PATTERN = 9.0  # what D holds before the launch
+
+
+class _Control(ct.Structure):
+    """The part of di_sim_control that is used here."""
+
+    _fields_ = (("struct_size", ct.c_uint32), ("set", ct.CFUNCTYPE(ct.c_int, ct.c_char_p, ct.c_char_p)))
+
+
+@cache
+def device(arch: str) -> Any:
+    return simdevice.open_simulated(0, arch)
+
+
+@cache
+def ptx(arch: str) -> str:
+    build = jit.kernel_build(SOURCES[arch], arch, "ptx")
+    return jit.default_cache().get(build, jit.NvrtcCompiler()).image.decode()
+
+
+def load(arch: str, text: str) -> Executable:
+    found: Executable = device(arch).load(Image(text.encode(), "ptx", "gemm"))
+    return found
+
+
+@cache
+def code(arch: str) -> Executable:
+    return load(arch, ptx(arch))
+
+
+def configure(arch: str, schedule: str = "eager", seed: int = 0, **options: Any) -> None:
+    """Checker on, findings fatal; everything not named returns to its default."""
+    control: Any = device(arch)._sim._extension_table("sim.control", _Control)
+    spurious = "on" if schedule == "random" else "off"
+    defaults = {"checker": "on", "findings": "fail", "spurious_waits": spurious, "stall_instructions": 20_000_000}
+    for key, value in {**defaults, **options, "schedule": schedule, "seed": seed}.items():
+        assert control.set(key.encode(), str(value).encode()) == 0, (key, value)
+
+
+def integers(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    return torch.randint(-4, 5, shape, generator=generator).to(torch.bfloat16)
+
+
+@dataclasses.dataclass
+class Problem:
+    """One product. Dense: `counts` is None. Grouped: counts and starts. Masked: counts per slab of `rows` rows."""
+
+    rows: int
+    cols: int
+    depth: int
+    counts: Sequence[int] | None = None
+    starts: Sequence[int] | None = None
+    masked: bool = False
+    wide: bool = False
+    pitch: int = 0  # elements between rows of D, 0 = cols
+
+    def tensors(self, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        generator = torch.Generator().manual_seed(seed)
+        slabs = (len(self.counts),) if self.masked and self.counts is not None else ()
+        groups = () if self.counts is None else (len(self.counts),)
+        a = integers(generator, *slabs, self.rows, max(self.depth, 8))[..., : self.depth]
+        b = integers(generator, *groups, self.cols, max(self.depth, 8))[..., : self.depth]
+        d = torch.full((*slabs, self.rows, self.pitch or self.cols), PATTERN, dtype=torch.bfloat16)
+        dtype = torch.int64 if self.wide else torch.int32
+        lists = tuple(torch.tensor(v, dtype=dtype) for v in (self.counts, self.starts) if v is not None)
+        return a, b, d, lists
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Rows of each group, as deep_gmm defines them."""
+        found, at = [], 0
+        for g, count in enumerate(self.counts or ()):
+            start = 0 if self.masked else self.starts[g] if self.starts is not None else at
+            low = min(max(start, 0), self.rows)
+            high = max(low, min(start + max(count, 0), self.rows))
+            at = high
+            found.append((low, high))
+        return found
+
+    def expect(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+        """D after the launch; rows of A outside the groups become NaN."""
+        want = d.clone()
+        if self.counts is None:
+            want[:, : self.cols] = (a.double() @ b.double().t()).to(torch.bfloat16)
+            return want
+        used = torch.zeros(a.shape[:-1], dtype=torch.bool)
+        for g, (low, high) in enumerate(self.ranges()):
+            rows = (g, slice(low, high)) if self.masked else (slice(low, high),)
+            used[rows] = True
+            want[(*rows, slice(0, self.cols))] = (a[rows].double() @ b[g].double().t()).to(torch.bfloat16)
+        a[~used] = torch.nan
+        return want
+
+
+def run(arch: str, tile: Tile, problem: Problem, units: int = 2, seed: int = 0, module: Executable | None = None) -> None:
+    """One launch on a device of `units` SMs; raises AssertionError when any bit of D differs."""
+    simulated = device(arch)
+    a, b, d, lists = problem.tensors(seed)
+    want = problem.expect(a, b, d)
+    small = SimpleNamespace(props=dataclasses.replace(simulated.props, compute_units=units), encode=simulated.encode)
+    out = d[..., : problem.cols]
+    launch = prepare(module or code(arch), small, tile, (a, b, out), lists, problem.masked)
+    launch(SimpleNamespace(handle=0))
+    wrong = (d.view(torch.int16) != want.view(torch.int16)).nonzero()
+    assert not len(wrong), (
+        f"{tile.symbol} {problem} seed={seed}: {len(wrong)} elements differ, first at {wrong[0].tolist()}: "
+        f"{d[tuple(wrong[0])].item()} instead of {want[tuple(wrong[0])].item()}"
+    )
