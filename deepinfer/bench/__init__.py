@@ -11,23 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deepinfer.bench.compare import Comparison, compare
-    from deepinfer.bench.picture import picture
+    from deepinfer.bench.comparison import Comparison, compare
+    from deepinfer.bench.drawing import picture
     from deepinfer.bench.runner import run
 
 __all__ = ["Comparison", "compare", "picture", "run"]
 
 _LAZY = {
     "run": "deepinfer.bench.runner",
-    "compare": "deepinfer.bench.compare",
-    "Comparison": "deepinfer.bench.compare",
-    "picture": "deepinfer.bench.picture",
+    "compare": "deepinfer.bench.comparison",
+    "Comparison": "deepinfer.bench.comparison",
+    "picture": "deepinfer.bench.drawing",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'deepinfer.bench' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
-    globals()[name] = value  # a submodule of the same name would otherwise hide the function after its import
-    return value
+    return getattr(import_module(_LAZY[name]), name)

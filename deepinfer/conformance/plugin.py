@@ -46,10 +46,17 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     for name, settings in OPTIONS:
         dest = option_dest(name)
         group.addoption(f"--deepinfer-{name}", dest=dest, **settings)
-        try:
+        if _free(parser, name):  # else another plugin has it, and the long name serves
             group.addoption(f"--{name}", dest=dest, **settings)
-        except ValueError:  # taken by another plugin; the long name stays
-            continue
+
+
+def _free(parser: pytest.Parser, name: str) -> bool:
+    """Whether no other plugin took option --NAME."""
+    probe = f"--{name}=x"
+    try:
+        return probe in parser.parse_known_and_unknown_args([probe])[1]
+    except (pytest.UsageError, SystemExit):  # taken by an option that refuses this value
+        return False
 
 
 def option_dest(name: str) -> str:

@@ -28,18 +28,21 @@ def test_suite_runs_by_module_name_from_another_directory(tmp_path: Path) -> Non
     assert json.loads(report.read_text("utf-8"))["ok"] is True
 
 
-def test_explicit_plugin_and_a_conftest_that_owns_backend(tmp_path: Path) -> None:
-    """Somebody's own --backend wins; the long name still reaches the suite."""
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--backend')\n", "utf-8")
+OWN_OPTION = "def pytest_addoption(parser):\n    parser.addoption('--backend')\n"
+
+
+def test_explicit_plugin_and_somebody_who_owns_backend(tmp_path: Path) -> None:
+    """Somebody's own --backend wins, in a conftest or in a plugin; the long name still reaches the suite."""
+    (tmp_path / "conftest.py").write_text(OWN_OPTION, "utf-8")
+    (tmp_path / "own_plugin.py").write_text(OWN_OPTION, "utf-8")
     (tmp_path / "test_mine.py").write_text(
         "def test_mine(pytestconfig):\n    assert pytestconfig.getoption('--backend') == 'theirs'\n", "utf-8"
     )
     mine = pytest_in(tmp_path, "-p", "deepinfer.conformance.plugin", "test_mine.py", "--backend", "theirs")
     assert mine.returncode == 0, mine.stdout + mine.stderr
-    (tmp_path / "own.py").write_text((tmp_path / "conftest.py").read_text("utf-8"), "utf-8")
     (tmp_path / "conftest.py").unlink()
     both = pytest_in(
-        tmp_path, "-p", "deepinfer.conformance.plugin", "--pyargs", "deepinfer.conformance",
+        tmp_path, "-p", "own_plugin", "-p", "deepinfer.conformance.plugin", "--pyargs", "deepinfer.conformance",
         "--deepinfer-backend", "cpu", "--levels", "L0",
     )
     assert both.returncode == 0, both.stdout + both.stderr
