@@ -24,6 +24,7 @@ from deepinfer.models import Model, ModelConfig, Progress, load_config, open_wei
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OWN_MEMORY, SHARED_MEMORY = 0.9, 0.25
+UNKNOWN_MEMORY = 4 << 30  # free bytes assumed where the system does not tell
 
 
 @dataclass
@@ -107,4 +108,4 @@ def _affordable(model: Model, config: EngineConfig) -> int:
     own = model.device.props.kind is DriverKind.HARDWARE
     fraction = config.memory_fraction or (OWN_MEMORY if own else SHARED_MEMORY)
     free, _ = model.device.memory_info()
-    return int(free * fraction) // model.cache_bytes(config.block_size)
+    return int((free or UNKNOWN_MEMORY) * fraction) // model.cache_bytes(config.block_size)

@@ -129,7 +129,7 @@ class EngineCore:
             if sequence.status is Status.FINISHED:
                 continue
             if not good:
-                error = DeepInferError("the model produced NaN logits for this request; its result ends here")
+                error = DeepInferError("no token can be drawn: the logits of this request hold NaN, or bias and bans leave none")
                 self.fail(sequence.request, error)
                 continue
             if sequence.request.output.metrics.first_token_time is None:

@@ -559,6 +559,41 @@ def test_config_is_frozen() -> None:
         EngineConfig().block_size = 1
 
 
+def test_a_failing_step_fails_its_requests_and_nothing_else(checkpoints, monkeypatch) -> None:
+    with LLM(checkpoints("v3-groups-yarn"), "cpu", "float32", max_num_seqs=2) as engine:
+        expected = tokens(engine, [1, 2, 3])
+        model, calls = engine._parts.core.model, []
+        forward = model.forward
+
+        def fails_once(step, cache):
+            calls.append(step)
+            if len(calls) == 3:
+                raise RuntimeError("out of memory")
+            return forward(step, cache)
+
+        monkeypatch.setattr(model, "forward", fails_once)
+        *failed, good = run(engine, [[1, 2, 3]] * 3)
+        for output in failed:
+            assert "out of memory" in str(output.error)
+            assert output.outputs[0].finish_reason == "error"
+            assert output.outputs[0].token_ids == expected[:2], "what was produced before is kept"
+        assert good.outputs[0].token_ids == expected
+        idle(engine)
+
+
+def test_an_interrupt_leaves_a_usable_engine(bare, monkeypatch) -> None:
+    model = bare._parts.core.model
+
+    def interrupted(step, cache):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(model, "forward", interrupted)
+        run(bare, [[1, 2, 3]])
+    idle(bare)
+    assert len(tokens(bare, [1, 2, 3])) == 12
+
+
 def test_nan_fails_alone(checkpoints) -> None:  # C56
     with LLM(checkpoints("v3-groups-yarn"), "cpu", "float32") as engine:
         expected = tokens(engine, [1, 2, 3])
