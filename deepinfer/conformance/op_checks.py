@@ -202,23 +202,38 @@ def stream(p: Prepared) -> None:
 
 
 def graph(p: Prepared) -> None:
-    """A captured call replays with the inputs' new contents and gives the plain result's bits."""
+    """A call captured while its inputs hold zeros replays with what they hold later, and gives the plain bits."""
     device = p.target.device
     args = p.fresh()
     outputs = p.run(args)  # compiles and plans outside the capture
-    keep = {name: value.clone() for name, value in args.items() if isinstance(value, torch.Tensor)}
+    args = _refill(args, p.fresh())
+    keep = {name: value.clone() for name, value in args.items() if _writable(value)}
+    for value in (*(args[name] for name in keep), *outputs):
+        value.copy_(torch.zeros_like(value))
+    device.synchronize()
     with device.graph() as captured:
         p.enqueue(args, outputs)
-    for tensor in outputs:
-        tensor.reshape(-1).view(torch.uint8).fill_(0)
-    for name, value in keep.items():
-        args[name].copy_(value)
+    _refill(args, keep)
     captured.replay()
     device.synchronize()
     problems: list[str] = []
     for name, tensor in p.collect(outputs, args).items():
         problems += same_bits(f"{name} (graph replay)", tensor, p.plain[name], p.valid[name])
     require_none(problems)
+
+
+def _writable(value: Any) -> bool:
+    """A tensor whose elements lie at different addresses."""
+    return isinstance(value, torch.Tensor) and 0 not in [
+        step for size, step in zip(value.shape, value.stride(), strict=True) if size > 1
+    ]
+
+
+def _refill(args: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    for name, value in values.items():
+        if _writable(value):
+            args[name].copy_(value)
+    return args
 
 
 Check = Callable[[Prepared], str | None]

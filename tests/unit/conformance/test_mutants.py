@@ -23,7 +23,7 @@ from deepinfer.conformance.profile import Profile
 from deepinfer.conformance.report import Result
 from deepinfer.hal import discovery, register_backend, unregister_backend
 from deepinfer.hal.backend import Backend
-from deepinfer.hal.device import Device, Event, Stream
+from deepinfer.hal.device import Device, Event, Graph, Stream
 from deepinfer.hal.host import HostEvent
 from deepinfer.hal.types import YES, Cap, DeviceProps, Image, Probe, Support
 from deepinfer.registry import Call, Kernel, PortableKernel, get_spec
@@ -89,6 +89,31 @@ class QueueDevice(Device):
             stream.synchronize()
 
 
+class QueueGraph(Graph):
+    """Keeps what was enqueued in the block and enqueues it again."""
+
+    def __init__(self, device: QueueDevice) -> None:
+        self.device, self.work = device, list[Callable[[], object]]()
+
+    def __enter__(self) -> Graph:
+        self.outer, self.device.current.queue = self.device.current.queue, deque()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.work = list(self.device.current.queue)
+        self.device.current.queue = self.outer
+
+    def replay(self) -> None:
+        self.device.current.queue.extend(self.work)
+
+
+class GraphDevice(QueueDevice):
+    """A queue device that can capture."""
+
+    def graph(self) -> Graph:
+        return QueueGraph(self)
+
+
 class LoaderDevice(QueueDevice):
     """Fails to load with an error class of its own instead of the library's."""
 
@@ -142,6 +167,8 @@ class Queued(Wrapped):
     ) -> Results | None:
         chosen = stream if self.mutant.kind != "wrong_stream" else self.mutant.device.default
         assert isinstance(chosen, QueueStream)
+        if self.mutant.kind == "bakes_values":  # reads on the host what a graph will change later
+            args = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in args)
         chosen.queue.append(lambda: self.inner.run(plan, stream, args, out, workspace))
         return None
 
@@ -369,6 +396,7 @@ def _slow_probe(driver: str = "") -> Probe:
     return Probe(True, 1)
 
 
+CAPTURE = frozenset({Cap.BF16, Cap.FP16, Cap.ASYNC_STREAMS, Cap.GRAPHS})
 ASYNC = frozenset({Cap.BF16, Cap.FP16, Cap.ASYNC_STREAMS})
 
 MUTANTS = [
@@ -376,6 +404,7 @@ MUTANTS = [
     Mutant("writes_outside_valid", MASKED, "guards", after=_outside),
     Mutant("reads_old_output", NORM, "guards", after=_accumulates),
     Mutant("wrong_stream", NORM, "stream", kernel=Queued, caps=ASYNC),
+    Mutant("bakes_values", NORM, "graph", kernel=Queued, caps=CAPTURE, device_class=GraphDevice),
     Mutant("lying_supports", NORM, "reference", after=_crashes_on_half),
     Mutant("silent_nan", NORM, "reference", after=_nan_for_zero_rows),
     Mutant("stale_workspace", NORM, "repeat", after=_stale_workspace),
@@ -420,6 +449,8 @@ def test_unbroken_wrapping_passes(op: str, level: str, check: str) -> None:
         control.claims_invariance, control.kernel = True, PerRequest
     if check == "stream":
         control.kernel, control.caps = Queued, ASYNC
+    if check == "graph":
+        control.kernel, control.caps, control.device_class = Queued, CAPTURE, GraphDevice
     with opened(control) as target:
         items = listed(target, control)[:40]
         assert items
