@@ -72,7 +72,8 @@ struct Warp {
     u32 live = 0;                 // lanes that have not exited
     LazyArray<u64> regs;
     std::vector<u8> local;
-    std::vector<Fragment> frags;  // ordered by pc
+    std::vector<Fragment> frags;
+    u32 yielded = ~0u;            // pc of a fragment that polled in vain: the next higher one goes first
     LazyArray<u16> pending;       // per slot: asynchronous operations that will write the register
     LazyArray<u16> borrowed;      // per slot: asynchronous operations that still read it
     u32 pending_total = 0;
@@ -84,6 +85,7 @@ struct Warp {
     std::deque<std::shared_ptr<Pending>> wgmma_groups;
     std::shared_ptr<Pending> wgmma_open;
     bool wgmma_fenced = false;
+    u64 wgmma_issued = 0;         // ordinal of the next one, which pairs the four warps' parts
     std::shared_ptr<Pending> loads, stores;            // tcgen05.ld / st not waited for
     Clocks pipeline;              // tcgen05 operations issued by this warp so far
     // checker
@@ -107,6 +109,12 @@ struct NamedBarrier {
     Message in, out;
 };
 
+// One wgmma of a warpgroup: complete, for all four warps, when each warp's part is.
+struct Collective {
+    std::vector<std::shared_ptr<Pending>> groups;  // of the warps that have issued it
+    std::vector<Epoch> parts;                      // done so far
+};
+
 struct Cta {
     Cluster* cluster = nullptr;
     Grid* grid = nullptr;
@@ -116,6 +124,7 @@ struct Cta {
     std::vector<u8> shared;
     std::vector<std::unique_ptr<Warp>> warps;
     NamedBarrier barriers[16];
+    std::unordered_map<u64, std::shared_ptr<Collective>> wgmmas;  // not yet issued by all four warps, by warpgroup and ordinal
     std::unordered_map<u32, MbarInfo> mbars;  // by offset
     std::unique_ptr<Tmem> tmem;
     std::unique_ptr<SharedShadow> shadow;

@@ -9,13 +9,18 @@ bool can_run(const Fragment& f) { return !f.watch || *f.watch != f.seen; }
 
 // Lowest pc first, so that lanes meet again after a branch; sometimes another one in random mode, so that lanes which wait
 // for each other make progress, as independent thread scheduling guarantees.
-int pick(const Warp& w, Machine& m) {
-    int best = -1, n = 0;
+int pick(Warp& w, Machine& m) {
+    int best = -1, n = 0, after = -1;
     for (size_t i = 0; i < w.frags.size(); ++i)
         if (can_run(w.frags[i])) {
             ++n;
             if (best < 0 || w.frags[i].pc < w.frags[best].pc) best = (int)i;
+            if (w.frags[i].pc > w.yielded && (after < 0 || w.frags[i].pc < w.frags[after].pc)) after = (int)i;
         }
+    if (w.yielded != ~0u) {
+        w.yielded = ~0u;
+        if (after >= 0) return after;
+    }
     if (n > 1 && m.config.schedule == Schedule::random && m.random(8) == 0) {
         u64 k = m.random(n);
         for (size_t i = 0; i < w.frags.size(); ++i)
@@ -113,7 +118,7 @@ u64 run_warp(Warp& w, u64 budget) {
         X x{m, g, *cta.cluster, cta, w, &w.frags[i], 0, false, false, 0, {}, w.regs.data(), g.program->constants.data()};
         x.frag->watch = nullptr, x.frag->why = nullptr;
         bool alone = w.frags.size() == 1;
-        bool leave = false;
+        bool leave = false, leave_by_split = false;
         while (ran < budget && !leave) {
             Fragment& f = *x.frag;
             const Inst& in = code[f.pc];
@@ -138,7 +143,7 @@ u64 run_warp(Warp& w, u64 budget) {
                         continue;
                     }
                     split(x, size_t(&f - w.frags.data()));
-                    leave = true;
+                    leave = leave_by_split = true;
                     break;
                 }
             }
@@ -150,10 +155,13 @@ u64 run_warp(Warp& w, u64 budget) {
             } else if (!alone) {
                 for (auto& o : w.frags)
                     if (&o != &f && o.pc <= f.pc && (o.pc == f.pc || can_run(o))) leave = true;
-                if (leave) merge(w);
+                if (leave) {
+                    merge(w);
+                    leave_by_split = true;  // x.frag may be gone
+                }
             }
         }
-        if (x.yield && !w.frags.empty() && w.frags.size() > 1) std::rotate(w.frags.begin(), w.frags.begin() + 1, w.frags.end());
+        if ((x.yield || ran >= budget) && !x.blocked && w.frags.size() > 1 && !leave_by_split) w.yielded = x.frag->pc;
     }
     w.executed += ran;
     m.stats.warp_instructions += ran, m.stats.thread_instructions += threads;

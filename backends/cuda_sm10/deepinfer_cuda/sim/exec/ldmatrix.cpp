@@ -64,16 +64,19 @@ void stmatrix(X& x, const Inst& in, u32) {
         for (u32 r = 0; r < s.rows; ++r) {
             int lane = int((m * s.rows + r) % 32);
             Place p = resolve(x, in, lane, Space::shared, row_address(x, in, u32(lane)), s.row_bytes, true, 16);
-            touch(x, in, lane, p, s.row_bytes, Use::write);
+            u8 row[16];
             if (s.kind == Shape::Kind::b8_trans16) {  // m16n8 of bytes, transposed
-                for (u32 c = 0; c < s.row_bytes; ++c) p.p[c] = u8(v[c * 4 + r / 4] >> (8 * (r % 4)));
-                continue;
+                for (u32 c = 0; c < s.row_bytes; ++c) row[c] = u8(v[c * 4 + r / 4] >> (8 * (r % 4)));
+            } else {
+                for (u32 c = 0; c < 8; ++c) {
+                    u32 t = s.trans ? c * 4 + r / 2 : r * 4 + c / 2, e = s.trans ? r & 1 : c & 1;
+                    u16 h = u16(v[t] >> (16 * e));
+                    std::memcpy(row + 2 * c, &h, 2);
+                }
             }
-            for (u32 c = 0; c < 8; ++c) {
-                u32 t = s.trans ? c * 4 + r / 2 : r * 4 + c / 2, e = s.trans ? r & 1 : c & 1;
-                u16 h = u16(v[t] >> (16 * e));
-                std::memcpy(p.p + 2 * c, &h, 2);
-            }
+            bool silent = std::memcmp(p.p, row, s.row_bytes) == 0;  // replicated layouts store the same row several times
+            touch(x, in, lane, p, s.row_bytes, Use::write, false, silent);
+            std::memcpy(p.p, row, s.row_bytes);
         }
     }
     ++x.m.progress;

@@ -1,7 +1,8 @@
 // wgmma.mma_async (sm_90): asynchronous products of a warpgroup, operands from shared memory or registers, accumulators in registers.
 //
-// Each warp of the group owns rows 16*(warp%4)..+15 of D, so the operation is executed per warp. Fragments as in mma.sync:
-// register i of D holds row lane/4 + 8*(i/2%2), column 8*(i/4) + 2*(lane%4) + i%2 (PTX ISA, "Register Fragments ... wgmma").
+// Each warp of the group owns rows 16*(warp%4)..+15 of D, so the operation is executed per warp; but it is one operation of the
+// warpgroup: wait_group returns in no warp before all four have issued and finished it, so one warp may give back the operands
+// for all (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Fragments as in mma.sync: register i of D holds row lane/4 + 8*(i/2%2), column 8*(i/4) + 2*(lane%4) + i%2 (PTX ISA, "Register Fragments ... wgmma").
 #include "exec/families.h"
 #include "exec/ops.h"
 #include "isa/formats.h"
@@ -25,6 +26,7 @@ u32 stored_bytes(Ty t) { return t == Ty::tf32 ? 4 : u32(type_size(t)); }
 struct WgmmaOp : AsyncOp {
     const Wgmma* w = nullptr;
     std::shared_ptr<Pending> group;
+    std::shared_ptr<Collective> whole;
     MatrixDesc a, b;
     bool accumulate = true;
     const char* kind() const override { return "wgmma.mma_async"; }
@@ -78,8 +80,12 @@ struct WgmmaOp : AsyncOp {
         else finish_float(fa, fb);
         m.stats.mma_macs += u64(16) * w->n * w->k;
         ++m.progress;
-        --group->open;
-        group->done.all.raise(self);
+        whole->parts.push_back(self);
+        if (whole->parts.size() < 4) return true;
+        for (auto& g : whole->groups) {
+            --g->open;
+            for (Epoch e : whole->parts) g->done.all.raise(e);
+        }
         return true;
     }
 
@@ -147,6 +153,12 @@ void wgmma(X& x, const Inst& in, u32) {
     if (!x.w.wgmma_open) x.w.wgmma_open = std::make_shared<Pending>();
     op->group = x.w.wgmma_open;
     ++op->group->open;
+    u64 key = x.w.wgmma_issued++ << 8 | x.w.index / 4;
+    auto& whole = x.cta.wgmmas[key];
+    if (!whole) whole = std::make_shared<Collective>();
+    op->whole = whole;
+    whole->groups.push_back(op->group);
+    if (whole->groups.size() == 4) x.cta.wgmmas.erase(key);
     if (x.g.check.on) own_registers(x.w, *op->group, in.v, in.v2);
     x.m.engine.issue(x.m, op, x.w.wgmma_queue);
 }
