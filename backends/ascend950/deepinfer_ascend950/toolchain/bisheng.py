@@ -6,9 +6,11 @@ The commands follow how public kernel packages call it; they were never run, bec
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from deepinfer.errors import BackendUnavailable
@@ -27,10 +29,19 @@ def link_command(linker: str, objects: tuple[str, ...], output: str) -> list[str
     return [linker, "-m", "aicorelinux", "-Ttext", "0", "--no-mmap-output-file", *objects, "-o", output]
 
 
-def toolkit(environment: dict[str, str] | None = None) -> Path | None:
+def toolkit(environment: Mapping[str, str] | None = None) -> Path | None:
     """Root of the vendor's toolkit as its own set_env.sh announces it, or None."""
-    value = (os.environ if environment is None else environment).get("ASCEND_HOME_PATH")
+    found = os.environ if environment is None else environment
+    value = found.get("ASCEND_HOME_PATH") or found.get("ASCEND_TOOLKIT_HOME")
     return Path(value) if value else None
+
+
+def include_dirs(root: Path | None, machine: str) -> tuple[str, ...]:
+    """The toolkit's include folders for a host of `machine` ("x86_64", "aarch64")."""
+    if root is None:
+        return ()
+    host = root / f"{machine}-linux"
+    return str(host / "include"), str(host / "asc" / "include")
 
 
 def find(name: str, root: Path | None) -> str:
@@ -68,7 +79,7 @@ class BishengCompiler:
             unit = folder / f"{build.name}.asc"
             unit.write_text(build.source)
             image, log = folder / "kernel.o", ""
-            vendor = (str(root / "include"), str(root / "asc" / "include")) if root else ()
+            vendor = include_dirs(root, platform.machine())
             for line in (
                 compile_command(compiler, str(unit), str(folder / "unit.o"), (name, *vendor), build.flags),
                 link_command(linker, (str(folder / "unit.o"),), str(image)),

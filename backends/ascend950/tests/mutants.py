@@ -1,0 +1,132 @@
+"""The mutation suite: kernels built with one deliberate mistake each must be stopped or give a wrong result.
+
+    python backends/ascend950/tests/mutants.py        prints one line per mutant and the score
+
+A mutant is a number that kernels test with MUTANT(n). Every one is run under the eager and the lazy schedule.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from deepinfer_ascend950.device import AscendDevice, open_simulated
+from deepinfer_ascend950.ops import base, ep, gemm, mla
+
+from deepinfer.errors import DriverError
+from deepinfer.hal import Arg
+from deepinfer.ops.deep_gmm import data
+from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, PLAIN, widen_exact
+from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
+from deepinfer.registry import get_spec
+
+NUMBERS = {
+    "gemm_plain": range(1, 13), "gemm_mx": range(20, 25), "mla_sparse": range(30, 39), "ep_reduce": range(50, 52),
+    "gemm_vec": range(60, 65),
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One launch and the judgement of its result."""
+
+    entry: str
+    grid: int
+    args: list[Arg]
+    right: Callable[[], bool]
+    keep: tuple[object, ...]  # what `args` points at
+
+
+def _close(got: torch.Tensor, wanted: torch.Tensor, limit: float) -> bool:
+    return bool((got.double() - wanted).abs().max() <= limit * wanted.abs().max())  # false for NaN
+
+
+def _gemm(entry: str, recipe: str, b_recipe: str, m: int, n: int, k: int, addend: bool, scale_rows: int) -> Scenario:
+    g = torch.Generator().manual_seed(0)
+    a, sa = data.random((m, k), recipe, torch.bfloat16, g)
+    b, sb = data.random((n, k), b_recipe, torch.bfloat16, g)
+    bias, c, d = torch.randn(n, generator=g), torch.randn(m, n, generator=g) if addend else None, torch.empty(m, n)
+    values = {"a": a, "a_scale": sa, "b": b, "b_scale": sb, "bias": bias, "c": c}
+    wanted = widen_exact(a, sa, recipe) @ widen_exact(b, sb, b_recipe).t() + bias.double() + (0 if c is None else c.double())
+    d.fill_(torch.nan)
+    return Scenario(entry, 2, gemm.gemm_arguments(gemm.DENSE, values, d, k, scale_rows), lambda: _close(d, wanted, 1e-4), (values, d))
+
+
+def _attention() -> Scenario:
+    args = Shape(2, 300, 64, 330, 576, holes="wild").make(torch.Generator().manual_seed(1))
+    args["indices"][:, :3] = -1
+    args["kv"][100:200] *= 3
+    q, kv, indices = args["q"], args["kv"], args["indices"]
+    out, lse = torch.full((2, 64, 512), torch.nan).bfloat16(), torch.full((64, 2), torch.nan)
+    pool = mla.Pool(kv, indices.unsqueeze(1), None, mla.plain_rows(576, 1152), 300, 300, 0, 330)
+    packed = mla.mla_arguments(q.unsqueeze(1), [pool], None, out.unsqueeze(1), lse.t().unsqueeze(-1), None, mla.SPARSE, 0.5)
+    wanted = get_spec("flash_mla.sparse_prefill").reference(args)
+    return Scenario("mla_sparse", 1, packed, lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-3), (args, pool))
+
+
+def _reduce() -> Scenario:
+    g = torch.Generator().manual_seed(2)
+    rows, index, y = torch.randn(20, 5000, generator=g), torch.randint(0, 20, (9, 6), generator=g), torch.full((9, 5000), torch.nan)
+    tail = (5000 * 4, 48, 8, 0, 0, 5000 * 4, 20, 9, 6, 5000, 8, ep.TYPES[rows.dtype], 0, ep.TYPES[y.dtype], 0)
+    pointers = [base.read(rows), base.read(index), base.read(None), base.read(None), base.write(y)]
+    wanted = rows.double()[index].sum(1)
+    packed = base.arguments(pointers, "7q8i", tail)
+    return Scenario("ep_reduce", 2, packed, lambda: _close(y, wanted, 1e-5), (rows, index))
+
+
+def scenarios(source: str) -> list[Scenario]:
+    """Launches that between them reach every mutant of a kernel file."""
+    if source == "gemm_plain":
+        return [_gemm("gemm_bf16", PLAIN, PLAIN, 200, 300, 600, False, 1)]
+    if source == "gemm_mx":
+        return [_gemm("gemm_mx", MXFP8_ROWS, MXFP8_ROWS, 200, 300, 1216, False, 1)]
+    if source == "gemm_vec":
+        return [
+            _gemm("gemm_fp8_scaled", FP8_ROWS, FP8_TILES, 200, 300, 704, True, 128),
+            _gemm("gemm_fp8_scaled", FP8_ROWS, FP8_ROWS, 100, 121, 704, False, 1),
+            _gemm("gemm_bf16_add", PLAIN, PLAIN, 200, 300, 600, True, 1),
+        ]
+    return [_attention()] if source == "mla_sparse" else [_reduce()]
+
+
+def judge(device: AscendDevice, source: str, mutant: int) -> tuple[bool, str]:
+    """(caught, how) of one mutant; mutant 0 is the correct kernel."""
+    code = device.executable(source, (f"-DDEEPINFER_MUTANT={mutant}",))
+    for policy in (0, 1):
+        device.raw_driver.set_option("policy", policy)  # type: ignore[attr-defined]
+        for scenario in scenarios(source):
+            try:
+                code.launch(scenario.entry, (scenario.grid, 1, 1), (1, 1, 1), scenario.args, stream=device.current_stream())
+            except DriverError as error:
+                return True, str(error).split(": ", 2)[-1].splitlines()[0]
+            if not scenario.right():
+                return True, "wrong result"
+            if device.raw_driver.warnings():  # type: ignore[attr-defined]
+                return True, "warning: " + device.raw_driver.warnings()[0]  # type: ignore[attr-defined]
+    return False, "survived"
+
+
+def main() -> int:
+    """Run all mutants; the exit status is the number that survived."""
+    device, caught, total = open_simulated(0), 0, 0
+    with device.raw_driver.options(policy=0, deadline_s=10):  # type: ignore[attr-defined]
+        for source, numbers in NUMBERS.items():
+            if judge(device, source, 0)[0]:
+                raise SystemExit(f"{source}: the correct kernel fails: {judge(device, source, 0)[1]}")
+            for number in numbers:
+                found, how = judge(device, source, number)
+                caught, total = caught + found, total + 1
+                print(f"{source:12} {number:3}  {'caught  ' if found else 'SURVIVED'}  {how[:150]}")
+    print(f"mutation score: {caught} of {total}")
+    return total - caught
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
