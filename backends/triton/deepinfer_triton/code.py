@@ -61,13 +61,10 @@ def pointer(tensor: torch.Tensor, writable: bool = False) -> Arg:
     return tensor_arg(tensor, writable)
 
 
-def i64(value: int) -> Arg:
-    return Arg(struct.pack("<q", value))
-
-
-def i32(value: int) -> Arg:
-    return Arg(struct.pack("<i", value))
-
-
-def f32(value: float) -> Arg:
-    return Arg(struct.pack("<f", value))
+def number(value: float) -> tuple[str, Arg]:
+    """(Triton type, argument) of a scalar: the narrowest of i32 and i64 for integers, float32 for floats."""
+    if isinstance(value, float):
+        return "fp32", Arg(struct.pack("<f", value))
+    if -(2**31) <= value < 2**31:
+        return "i32", Arg(struct.pack("<i", value))
+    return "i64", Arg(struct.pack("<q", value))

@@ -28,6 +28,7 @@ class TritonBuild:
         divisible: arguments known to be multiples of 16 (aligned pointers, strides), which allows wide accesses.
         warps: warps per program.
         stages: software pipelining depth.
+        fuse: whether products may be fused with sums.
     """
 
     function: Any
@@ -36,6 +37,7 @@ class TritonBuild:
     divisible: frozenset[str] = frozenset()
     warps: int = 4
     stages: int = 3
+    fuse: bool = True
 
     @property
     def name(self) -> str:
@@ -46,7 +48,7 @@ class TritonBuild:
         if arch not in ARCHITECTURES:
             raise invalid("arch", arch, f"must be one of {tuple(ARCHITECTURES)}", nearest="'sm_90'")
         text = repr((self.function.cache_key, self.signature, self.constants, sorted(self.divisible)))
-        flags = (f"warps={self.warps}", f"stages={self.stages}")
+        flags = (f"warps={self.warps}", f"stages={self.stages}", f"fuse={int(self.fuse)}")
         return Build(f"triton_{self.name}", text, {}, flags, arch, fmt)
 
 
@@ -75,7 +77,7 @@ class TritonCompiler:
             constexprs={(names.index(name),): value for name, value in what.constants},
             attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(what.divisible)},
         )
-        options = {"num_warps": what.warps, "num_stages": what.stages}
+        options = {"num_warps": what.warps, "num_stages": what.stages, "enable_fp_fusion": what.fuse}
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURES[build.arch], 32), options=options)
         except Exception as error:  # Triton raises many kinds; all mean that this source does not compile

@@ -1,0 +1,188 @@
+"""`flash_mla.kv_cache_write`, `kv_cache_read` and `merge_states` in Triton; every cache format.
+
+Bound: bytes: a row in, its record out, or the reverse; merging reads all states once. Writers divide truly and round
+once, exact to the bit; the facts of a format come from `deepinfer.ops.flash_mla.formats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deepinfer.ops.flash_mla.codec import CACHE_FP4_FLOOR, FP8_FLOOR, MXFP4_FLOOR
+from deepinfer.ops.flash_mla.formats import LAYOUTS, KVFormat, Layout
+from deepinfer.registry import Call, TensorMeta
+from deepinfer_triton.kernel import (
+    Program,
+    TritonKernel,
+    ceil_div,
+    collapse,
+    dense_outputs,
+    grid_reason,
+    next_power_of_two,
+)
+
+ROW_LIMIT = 8192
+TILE = 2048
+SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
+
+
+def _cache_reason(cache: TensorMeta, layout: Layout) -> list[str]:
+    """Records hold float32 scales and bf16 channels, which are accessed as such."""
+    if layout.scale_kind != "f32" and not layout.plain:
+        return []
+    steps = [cache.stride[axis] for axis in (0, 1) if cache.shape[axis] > 1]
+    if cache.aligned and not any(step % 4 for step in steps):
+        return []
+    return [f"kv_cache needs a 16-byte aligned address and strides in multiples of 4 bytes, got {cache.stride}"]
+
+
+def _place(cache: TensorMeta, layout: Layout) -> dict[str, int]:
+    """Where the parts of a record lie, in elements of the cache."""
+    blocks, page, _ = cache.shape
+    record = {"capacity": blocks * page, "page": page, "block_step": cache.stride[0], "data_step": cache.stride[1]}
+    if not layout.quantised:
+        return record
+    codes, scales = layout.code_bytes, layout.scale_bytes
+    if not layout.split:
+        return {**record, "scale_step": cache.stride[1], "scale_first": codes, "plain_first": codes + scales}
+    return {
+        **record, "data_step": layout.data_bytes, "scale_step": scales + layout.scale_pad,
+        "scale_first": page * layout.data_bytes, "plain_first": codes,
+    }
+
+
+def _tiling(layout: Layout) -> tuple[dict[str, Any], int]:
+    """(constants, tokens per program) of a quantised format."""
+    tiles = next_power_of_two(layout.coded // layout.tile)
+    rows = max(TILE // (tiles * layout.tile), 1)
+    constants = {
+        "ROWS": rows, "TILES": tiles, "TILE": layout.tile, "PLAIN": layout.plain, "BITS": layout.bits,
+        "SCALE": layout.scale_kind,
+    }
+    return constants, rows
+
+
+def _floors(layout: Layout) -> dict[str, float]:
+    """Lower bounds of a tile's maximum and of its scale, and the largest code: the table in the writer's contract."""
+    scale_floor = FP8_FLOOR if layout.format is KVFormat.V4_FP8 else 0.0
+    if layout.format in (KVFormat.V32_FP8, KVFormat.V4_FP8):
+        floor = 0.0
+    elif layout.bits == 8:
+        floor = FP8_FLOOR
+    else:
+        floor = CACHE_FP4_FLOOR if layout.scale_kind == "e4m3" else MXFP4_FLOOR
+    return {"FLOOR": floor, "SCALE_FLOOR": scale_floor, "TOP": 448.0 if layout.bits == 8 else 6.0}
+
+
+def _plain_tiling(width: int) -> tuple[dict[str, int], int]:
+    block = next_power_of_two(max(width, 1))
+    rows = max(TILE // block, 1)
+    return {"ROWS": rows, "BLOCK": block}, rows
+
+
+class KvCacheWrite(TritonKernel):
+    """In place; skipped slots touch nothing."""
+
+    op = "flash_mla.kv_cache_write"
+    name = "triton_kv_cache_write"
+    sources = SOURCES
+
+    def refuse(self, call: Call) -> list[str]:
+        layout = LAYOUTS[call["format"]]
+        reasons = _cache_reason(call["kv_cache"], layout)
+        if call["rows"].shape[1] > ROW_LIMIT:
+            reasons.append(f"rows of up to {ROW_LIMIT} channels, got {call['rows'].shape[1]}")
+        return reasons
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        cache, rows, slots, layout = call["kv_cache"], call["rows"], call["slots"], LAYOUTS[call["format"]]
+        if rows.numel == 0 or cache.numel == 0:
+            return ()
+        numbers = {
+            "count": rows.shape[0], "row_step": rows.stride[0], "row_column": rows.stride[1],
+            "slot_step": slots.stride[0], **_place(cache, layout),
+        }
+        tensors = ("kv_cache", "rows", "slots")
+        if not layout.quantised:
+            shape, step = _plain_tiling(rows.shape[1])
+            grid = ceil_div(rows.shape[0], step)
+            return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
+        constants, step = _tiling(layout)
+        numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
+        grid = ceil_div(rows.shape[0], step)
+        return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}),)
+
+
+class KvCacheRead(TritonKernel):
+    """Rows come out contiguous; slots outside the cache give zeros."""
+
+    op = "flash_mla.kv_cache_read"
+    name = "triton_kv_cache_read"
+    batch_invariant = True
+    sources = SOURCES
+
+    def refuse(self, call: Call) -> list[str]:
+        layout = LAYOUTS[call["format"]]
+        reasons = _cache_reason(call["kv_cache"], layout) + dense_outputs(call)
+        if not layout.quantised and call["kv_cache"].shape[2] > ROW_LIMIT:
+            reasons.append(f"rows of up to {ROW_LIMIT} channels, got {call['kv_cache'].shape[2]}")
+        return reasons
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        cache, slots, layout = call["kv_cache"], call["slots"], LAYOUTS[call["format"]]
+        width = layout.width or cache.shape[2]
+        if slots.numel == 0 or width == 0:
+            return ()
+        numbers = {"count": slots.shape[0], "slot_step": slots.stride[0], "width": width, **_place(cache, layout)}
+        tensors = ("kv_cache", "slots", "rows")
+        if not layout.quantised:
+            shape, step = _plain_tiling(width)
+            return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
+        constants, step = _tiling(layout)
+        numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
+        return (Program("kv.read_coded", ceil_div(slots.shape[0], step), tensors, numbers, constants),)
+
+
+class MergeStates(TritonKernel):
+    """Any number of states; rows of up to 8192 channels."""
+
+    op = "flash_mla.merge_states"
+    name = "triton_merge_states"
+    batch_invariant = True
+    sources = ("deepinfer_triton/device/kv.py",)
+
+    def refuse(self, call: Call) -> list[str]:
+        outs, lses = call["outs"], call["lses"]
+        reasons = dense_outputs(call) + grid_reason(outs.numel // max(outs.shape[0], 1))
+        if outs.shape[-1] > ROW_LIMIT:
+            reasons.append(f"rows of up to {ROW_LIMIT} channels, got {outs.shape[-1]}")
+        if outs.numel and outs.shape[-1] > 1 and outs.stride[-1] != 1:
+            reasons.append(f"outs needs unit stride in its last dimension, got {outs.stride[-1]}")
+        for name, meta, inner in (("outs", outs, 3), ("lses", lses, 2)):
+            if meta.numel and collapse(meta.shape[1:-inner], meta.stride[1:-inner]) is None:
+                reasons.append(f"{name} needs leading dimensions that collapse to one, got {meta.stride}")
+        return reasons
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        outs, lses, sink = call["outs"], call["lses"], call["attn_sink"]
+        states, *lead, tokens, heads, width = outs.shape
+        lines = tokens * heads
+        for size in lead:
+            lines *= size
+        if lines == 0:
+            return ()
+        out_lead = (collapse(lead, outs.stride[1:-3]) or (1, 0))[1]
+        lse_lead = (collapse(lead, lses.stride[1:-2]) or (1, 0))[1]
+        constants, step = _plain_tiling(width)
+        numbers = {
+            "states": states, "lines": lines, "tokens": tokens, "heads": heads, "width": width,
+            "out_state": outs.stride[0], "out_lead": out_lead, "out_token": outs.stride[-3], "out_head": outs.stride[-2],
+            "lse_state": lses.stride[0], "lse_lead": lse_lead, "lse_token": lses.stride[-1], "lse_head": lses.stride[-2],
+            "sink_step": sink.stride[0] if sink else 0,
+        }
+        tensors = ("outs", "lses", "attn_sink", "out", "lse")
+        return (Program("kv.merge_states", ceil_div(lines, step), tensors, numbers, constants),)
+
+
+KERNELS = (KvCacheWrite(), KvCacheRead(), MergeStates())

@@ -1,0 +1,84 @@
+"""`moe.route` and `moe.swiglu_quantize` in Triton.
+
+Bound: bytes. route reads the logits once, a token per program (the choice is top_k passes over registers);
+swiglu_quantize moves 4 bytes in and 1 to 2 out per bf16 activation, about 20 FLOP with its two true divisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfer.registry import Call
+from deepinfer_triton.blocks import block_reason, cut
+from deepinfer_triton.kernel import Program, TritonKernel, dense_outputs, next_power_of_two
+
+EXPERT_LIMIT = 4096
+FLOOR = 1e-4  # of quant.quantize_fp8, whose rules the activation follows
+FORMS = {"": ((1, 128), ""), "fp8_1x128": ((1, 128), "f32"), "mxfp8": ((1, 32), "ue8m0")}
+
+
+class Route(TritonKernel):
+    """Up to 4096 experts (padded by group), any strides."""
+
+    op = "moe.route"
+    name = "triton_route"
+    batch_invariant = True
+    sources = ("deepinfer_triton/device/moe.py",)
+
+    def _padded(self, call: Call) -> tuple[int, int]:
+        groups = call["n_group"]
+        return next_power_of_two(groups), next_power_of_two(max(call["logits"].shape[1] // groups, 1))
+
+    def refuse(self, call: Call) -> list[str]:
+        groups, size = self._padded(call)
+        if groups * size > EXPERT_LIMIT:
+            return [f"up to {EXPERT_LIMIT} experts, groups padded to powers of two; got {groups}x{size}"]
+        return dense_outputs(call)
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        logits, bias, groups, top_k = call["logits"], call["bias"], call["n_group"], call["top_k"]
+        if logits.shape[0] == 0 or top_k == 0:
+            return ()
+        gp, sp = self._padded(call)
+        numbers = {
+            "step": logits.stride[0], "expert_step": logits.stride[1], "bias_step": bias.stride[0] if bias else 0,
+            "groups": groups, "size": logits.shape[1] // groups, "topk_group": call["topk_group"], "top_k": top_k,
+            "scale": call["scale"], "eps": call["eps"],
+        }
+        constants = {
+            "GP": gp, "SP": sp, "KP": next_power_of_two(top_k), "SCORING": call["scoring"],
+            "TOP2": call["group_score"] == "top2_sum", "RENORMALIZE": call["renormalize"], "LIMITED": groups > 1,
+        }
+        warps = 1 if gp * sp <= 512 else 4
+        tensors = ("logits", "bias", "weights", "ids")
+        return (Program("moe.route", logits.shape[0], tensors, numbers, constants, warps),)
+
+
+class SwigluQuantize(TritonKernel):
+    """All three forms, any strides."""
+
+    op = "moe.swiglu_quantize"
+    name = "triton_swiglu_quantize"
+    batch_invariant = True
+    sources = ("deepinfer_triton/device/moe.py", "deepinfer_triton/device/codec.py")
+
+    def refuse(self, call: Call) -> list[str]:
+        rows, width = call["gate_up"].shape
+        return block_reason(cut((rows, width // 2), FORMS[call["quantize"]][0])) + dense_outputs(call)
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        gate_up, weights, limit = call["gate_up"], call["route_weights"], call["limit"]
+        if gate_up.numel == 0:
+            return ()
+        block, form = FORMS[call["quantize"]]
+        found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block)
+        numbers = {
+            "sb": 0, "sr": gate_up.stride[0], "sc": gate_up.stride[1], "weight_step": weights.stride[0] if weights else 0,
+            "limit": 0.0 if limit is None else limit, "floor": FLOOR, **found.numbers,
+        }
+        constants = {**found.constants, "LIMITED": limit is not None, "FORM": form}
+        tensors = ("gate_up", "route_weights", "data", "scale")
+        return (Program("moe.swiglu_quantize", found.programs, tensors, numbers, constants, found.warps),)
+
+
+KERNELS = (Route(), SwigluQuantize())

@@ -1,0 +1,136 @@
+"""The block quantisers, `quant.dequantize` and `quant.pack_scales` in Triton, exact to the bit.
+
+Bound: bytes. quantize_fp8 moves 3 bytes per bf16 element (5 per float32), mxfp4 2.5, dequantize to bf16 3; per element
+one true division (about 10 FLOP), a compare and a convert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deepinfer.ops.quant.blocks import MXFP4_FLOOR
+from deepinfer.registry import Call
+from deepinfer_triton.blocks import block_reason, cut, strides, strides_reason
+from deepinfer_triton.kernel import (
+    Program,
+    TritonKernel,
+    ceil_div,
+    dense_inputs,
+    dense_outputs,
+    grid_reason,
+    next_power_of_two,
+    result_meta,
+)
+
+SOURCES = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
+
+
+def _steps(names: str, values: tuple[int, int, int] | None) -> dict[str, int]:
+    """Strides under the argument names `names`[b|r|c]."""
+    return dict(zip((f"{names}b", f"{names}r", f"{names}c"), values or (0, 0, 0), strict=True))
+
+
+class QuantizeFp8(TritonKernel):
+    """Any block of up to 16384 values, any strides."""
+
+    op = "quant.quantize_fp8"
+    name = "triton_quantize_fp8"
+    batch_invariant = True
+    sources = SOURCES
+    paired = False
+
+    def refuse(self, call: Call) -> list[str]:
+        found = cut(call["x"].shape, call["block"])
+        return strides_reason("x", call["x"]) + block_reason(found, self.paired) + dense_outputs(call)
+
+    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool]]:
+        """Numbers and constants of this format."""
+        return {"floor": call["amax_floor"]}, {"UE8M0": call["scale_dtype"] == "ue8m0"}
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        x = call["x"]
+        if x.numel == 0:
+            return ()
+        found, (numbers, constants) = cut(x.shape, call["block"]), self.extra(call)
+        return (Program(
+            self.op, found.programs, ("x", "data", "scale"), {**_steps("s", strides(x)), **found.numbers, **numbers},
+            {**found.constants, **constants}, found.warps,
+        ),)
+
+
+class QuantizeMxfp4(QuantizeFp8):
+    """Blocks with an even number of columns."""
+
+    op = "quant.quantize_mxfp4"
+    name = "triton_quantize_mxfp4"
+    paired = True
+
+    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool]]:
+        return {"floor": MXFP4_FLOOR}, {}
+
+
+class Dequantize(TritonKernel):
+    """Every format and scale type."""
+
+    op = "quant.dequantize"
+    name = "triton_dequantize"
+    batch_invariant = True
+    sources = SOURCES
+
+    def refuse(self, call: Call) -> list[str]:
+        found = cut(result_meta(call, "x").shape, call["block"])
+        reasons = strides_reason("data", call["data"]) + strides_reason("scale", call["scale"])
+        return reasons + block_reason(found, call["format"] == "e2m1") + dense_outputs(call)
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        data, scale, packed = call["data"], call["scale"], call["format"] == "e2m1"
+        if data.numel == 0:
+            return ()
+        found = cut((*data.shape[:-1], data.shape[-1] * (2 if packed else 1)), call["block"])
+        numbers = {**_steps("s", strides(data)), **_steps("t", strides(scale)), **found.numbers}
+        constants = {**found.constants, "PACKED": packed, "KIND": call["scale_dtype"]}
+        return (Program(self.op, found.programs, ("data", "scale", "x"), numbers, constants, found.warps),)
+
+
+class PackScales(TritonKernel):
+    """Both layouts, ragged counts."""
+
+    op = "quant.pack_scales"
+    name = "triton_pack_scales"
+    sources = SOURCES
+    rows_tile = 64
+    k_tile = 32
+
+    def refuse(self, call: Call) -> list[str]:
+        return strides_reason("scale", call["scale"]) + dense_inputs(call, "rows") + dense_outputs(call) + grid_reason(
+            self._tiles(call)[0]
+        )
+
+    def _tiles(self, call: Call) -> tuple[int, int, int, int, int]:
+        """(programs, row tiles, tiles of K, rows per tile, blocks of K per tile)."""
+        packed = result_meta(call, "packed")
+        words, width = packed.shape[-2:]
+        per_word = 4 if call["layout"] == "ue8m0x4_mn" else 1
+        mt = min(self.rows_tile, next_power_of_two(max(width, 1)))
+        kt = max(min(self.k_tile, next_power_of_two(max(words * per_word, 1))), 4)
+        row_tiles, word_tiles = ceil_div(width, mt), ceil_div(words * per_word, kt)
+        batch = packed.numel // max(words * width, 1)
+        return batch * row_tiles * word_tiles, row_tiles, word_tiles, mt, kt
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        scale, packed = call["scale"], result_meta(call, "packed")
+        if packed.numel == 0:
+            return ()
+        count, row_tiles, word_tiles, mt, kt = self._tiles(call)
+        numbers = {
+            **_steps("s", strides(scale)), "mn": call["mn"], "blocks": scale.shape[-1], "words": packed.shape[-2],
+            "width": packed.shape[-1], "step": call["block_rows"], "row_tiles": row_tiles, "word_tiles": word_tiles,
+        }
+        packs = call["layout"] == "ue8m0x4_mn"
+        constants = {"MT": mt, "KT": kt, "UE8M0": packs}
+        # No more threads than results, or the transposition stores some of them twice.
+        warps = min(max(mt * kt // (4 if packs else 1) // 128, 1), 4)
+        return (Program(self.op, count, ("scale", "rows", "packed"), numbers, constants, warps),)
+
+
+KERNELS = (QuantizeFp8(), QuantizeMxfp4(), Dequantize(), PackScales())
