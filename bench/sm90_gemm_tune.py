@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from deepinfer_cuda.kernels import gemm
@@ -49,15 +50,18 @@ def main() -> None:
         m, n, k = (int(part) for part in text.split(","))
         a, b = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16()
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        calls: dict[str, Callable[[], object]] = {"cublas": lambda: torch.mm(a, b.t(), out=out), **variants(device, a, b)}
+        cublas = partial(torch.mm, a, b.t(), out=out)
+        calls: dict[str, Callable[[], object]] = {"cublas": cublas, **variants(device, a, b)}
         times = {name: statistics.median(values) for name, values in sustained(calls, rounds=3).items()}
         best = {"cublas": calls["cublas"]}
         for name in sorted(times, key=times.__getitem__)[:2]:
             best[name] = calls[name]
         again = {name: statistics.median(values) for name, values in sustained(best, rounds=7).items()}
-        print("final", text, {name: (round(value, 1), round(again["cublas"] / value, 4)) for name, value in again.items()})
+        ratios = {name: (round(value, 1), round(again["cublas"] / value, 4)) for name, value in again.items()}
+        print("final", text, ratios)
         for name, value in sorted(times.items(), key=lambda item: item[1])[:8]:
-            print(f"{text} {name:24s} {value:9.1f} us {2e-6 * m * n * k / value:7.1f} TF {times['cublas'] / value:.3f} of cublas")
+            rate, ratio = 2e-6 * m * n * k / value, times["cublas"] / value
+            print(f"{text} {name:24s} {value:9.1f} us {rate:7.1f} TFLOP/s {ratio:.3f} of cublas")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import torch
+from deepinfer_cuda.plugin import create
 
 import deepinfer
 from deepinfer.conformance.compare import close
 from deepinfer.registry import Op, all_specs
 from deepinfer.registry.dispatch import make_call
 from deepinfer.registry.kernels import candidates
-from deepinfer_cuda.plugin import create
 
 
 def main() -> int:

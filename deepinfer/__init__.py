@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from deepinfer import ops
     from deepinfer.api import explain
     from deepinfer.engine import LLM, RequestOutput, SamplingParams
-    from deepinfer.hal import current_device, device, devices, register_backend, set_backend, use_backend
+    from deepinfer.hal.current import current_device, device, devices, set_backend, use_backend
+    from deepinfer.hal.discovery import register_backend
     from deepinfer.registry.fallback import fallback
 
 __version__ = "0.1.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+from typing import Any
 
 ABI_MAJOR = 1
 ABI_MINOR = 0
@@ -61,13 +62,13 @@ class CDim3(ct.Structure):
     _fields_ = (("x", ct.c_uint32), ("y", ct.c_uint32), ("z", ct.c_uint32))
 
 
-def _fn(*argtypes: object) -> object:
-    return ct.CFUNCTYPE(ct.c_int, *argtypes)  # type: ignore[arg-type]  # argtypes are ctypes classes
+def _fn(*argtypes: Any) -> Any:
+    return ct.CFUNCTYPE(ct.c_int, *argtypes)
 
 
 _HANDLE_OUT = ct.POINTER(Handle)
 
-FUNCTIONS: tuple[tuple[str, object], ...] = (
+FUNCTIONS: tuple[tuple[str, Any], ...] = (
     ("last_error", ct.CFUNCTYPE(ct.c_char_p)),
     ("probe", _fn(ct.POINTER(CProbe))),
     ("device_props", _fn(ct.c_uint32, ct.POINTER(CDeviceProps))),
@@ -102,5 +103,5 @@ class CDriverTable(ct.Structure):
         ("name", ct.c_char_p),
         ("kind", ct.c_uint32),
         ("reserved", ct.c_uint32),
-        *FUNCTIONS,  # type: ignore[misc]  # each entry is (name, CFUNCTYPE class)
+        *FUNCTIONS,
     )

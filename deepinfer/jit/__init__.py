@@ -5,7 +5,7 @@ flags, compiler version, architecture - is the key; paths, times and users are n
 read-only, and shared by many processes.
 """
 
-from deepinfer.jit.build import Build, Compiled, Compiler, CompileError
+from deepinfer.jit.build import Build, Compiled, CompileError, Compiler
 from deepinfer.jit.cache import BuildCache, CompileForbidden
 from deepinfer.jit.warmup import Progress, warmup
 

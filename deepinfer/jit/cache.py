@@ -29,7 +29,9 @@ from deepinfer.jit.build import Build, Compiled, Compiler
 try:
     import fcntl
 except ImportError:  # not a POSIX system: every process that misses compiles for itself
-    fcntl = None  # type: ignore[assignment]
+    _HAS_LOCKS = False
+else:
+    _HAS_LOCKS = True
 
 
 class CompileForbidden(DeepInferError, RuntimeError):
@@ -82,7 +84,7 @@ class BuildCache:
             )
         root = self._writable_root()
         if root is None:
-            logger.warning("no cache folder of %s can be written; compiling %s for this process", self.roots, build.name)
+            logger.warning("no folder of %s can be written; compiling %s for this process", self.roots, build.name)
             return self._compile(build, compiler, key)
         with _file_lock(root / f".{key}.lock"):
             found = self._read(build.name, key)
@@ -152,7 +154,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
         stale = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
         with contextlib.suppress(OSError):  # another process may have moved it already
             target.rename(stale / "old")
-        with contextlib.suppress(FileExistsError, OSError):  # losing to another process is success
+        with contextlib.suppress(OSError):  # losing to another process is success
             temporary.rename(target)
         shutil.rmtree(stale, ignore_errors=True)
 
@@ -160,7 +162,7 @@ def _put_in_place(temporary: Path, target: Path) -> None:
 @contextlib.contextmanager
 def _file_lock(path: Path) -> Iterator[None]:
     """Advisory lock; a lock file is left behind on purpose, since removing it would race with the next holder."""
-    if fcntl is None:
+    if not _HAS_LOCKS:
         yield
         return
     with path.open("a") as file:

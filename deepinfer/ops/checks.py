@@ -1,4 +1,4 @@
-"""Shared checks for op contracts. Each raises InvalidArgument naming the op's argument, value, rule and nearest value."""
+"""Shared checks of op contracts. Each raises InvalidArgument naming the argument, its value, the rule and what works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def dtype(op: str, arg: str, meta: TensorMeta, allowed: Sequence[torch.dtype]) -
 def dim(op: str, arg: str, meta: TensorMeta, axis: int, wanted: int, why: str = "") -> None:
     """Dimension `axis` must be `wanted`; `why` says where that number comes from ("= h of q")."""
     if meta.shape[axis] != wanted:
-        raise invalid(f"{op}: {arg}.shape[{axis}]", meta.shape[axis], f"must be {wanted} {why}".rstrip(), nearest=wanted)
+        rule = f"must be {wanted} {why}".rstrip()
+        raise invalid(f"{op}: {arg}.shape[{axis}]", meta.shape[axis], rule, nearest=wanted)
 
 
 def shape(op: str, arg: str, meta: TensorMeta, wanted: Sequence[int], letters: str = "") -> None:

@@ -215,9 +215,8 @@ def _same_device(actual: torch.device, wanted: torch.device) -> bool:
 def _check_out(spec: OpSpec, outputs: Sequence[TensorMeta], given: Sequence[TensorMeta] | None) -> None:
     for name, want, got in zip(spec.returns, outputs, given or (), strict=bool(given)):
         if got.shape != want.shape or got.dtype != want.dtype:
-            raise invalid(
-                f"{spec.name}: out[{name}]", f"{got.dtype} {list(got.shape)}", f"must be {want.dtype} {list(want.shape)}"
-            )
+            rule = f"must be {want.dtype} {list(want.shape)}"
+            raise invalid(f"{spec.name}: out[{name}]", f"{got.dtype} {list(got.shape)}", rule)
 
 
 def choose(device: Device, call: Call) -> tuple[Kernel, tuple[str, ...], bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -40,13 +40,13 @@ class Kernel(abc.ABC):
         sources: files whose content decides the kernel (evidence rows are keyed by their hash).
     """
 
-    op: ClassVar[str] | str
-    name: ClassVar[str] | str
-    priority: ClassVar[int] | int = 10
-    tier: ClassVar[str] | str = "native"
-    allocates: ClassVar[bool] | bool = False
-    batch_invariant: ClassVar[bool] | bool = False
-    sources: ClassVar[tuple[str, ...]] | tuple[str, ...] = ()
+    op: str
+    name: str
+    priority: int = 10
+    tier: str = "native"
+    allocates: bool = False
+    batch_invariant: bool = False
+    sources: tuple[str, ...] = ()
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         """Whether this kernel takes `call` on a device with `props`, with every reason why not."""
@@ -65,7 +65,7 @@ class Kernel(abc.ABC):
         out: tuple[torch.Tensor | None, ...],
         workspace: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...] | None:
-        """Enqueue the work. `args` are the canonical arguments in the spec's order. Returns outputs only if `allocates`."""
+        """Enqueue the work. `args` are the canonical arguments in order. Returns outputs only if `allocates`."""
 
     def __repr__(self) -> str:
         return f"<{self.tier} kernel {self.name} for {self.op}>"

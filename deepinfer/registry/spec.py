@@ -129,7 +129,7 @@ class OpSpec(abc.ABC):
         """How close output `output` must be to the reference for these arguments."""
 
     def comparable(self, args: Args, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """`outputs` of a kernel in the form in which the reference states them (a quantised result dequantised, say)."""
+        """`outputs` of a kernel in the form in which the reference states them (quantised results dequantised, say)."""
         return outputs
 
     def valid(self, args: Args) -> tuple[torch.Tensor | None, ...]:

@@ -81,10 +81,12 @@ def register_all() -> list[str]:
     """Register every op once per process; returns the qualified names ("deepinfer::norm_rms_norm", ...)."""
     with _lock:
         if not _library:
-            library = torch.library.Library(NAMESPACE, "DEF")
+            library = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own gap
             for spec in all_specs():
-                library.define(schema(spec))
-                library.impl(op_name(spec), _implementation(spec), "CompositeExplicitAutograd")
+                library.define(schema(spec))  # type: ignore[no-untyped-call]
+                library.impl(  # type: ignore[no-untyped-call]
+                    op_name(spec), _implementation(spec), "CompositeExplicitAutograd"
+                )
                 torch.library.register_fake(f"{NAMESPACE}::{op_name(spec)}", _fake(spec), lib=library)
             _library.append(library)
     return [f"{NAMESPACE}::{op_name(spec)}" for spec in all_specs()]

@@ -23,7 +23,8 @@ class CpuBackend(Backend):
     portable_is_native = True
 
     def probe(self, driver: str = "") -> Probe:
-        return Probe(available=True, device_count=1, reasons=("always available",), version=f"torch {torch.__version__}")
+        version = f"torch {torch.__version__}"
+        return Probe(available=True, device_count=1, reasons=("always available",), version=version)
 
     def open(self, index: int, driver: str = "", arch: str | None = None) -> Device:
         return CpuDevice(index)

@@ -76,5 +76,6 @@ def test_tables_print_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_console_script_is_installed() -> None:
-    out = subprocess.run([sys.executable, "-m", "deepinfer.cli.main", "--version"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "deepinfer.cli.main", "--version"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
     assert out.stdout.startswith("deepinfer ")

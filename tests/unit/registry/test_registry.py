@@ -31,7 +31,7 @@ def test_resolution_is_cached_on_metadata_only() -> None:
 
 def test_cache_is_bounded() -> None:
     device, op = deepinfer.current_device(), Op(get_spec("norm.rms_norm"))
-    device.dispatch_cache["norm.rms_norm"] = {index: None for index in range(CACHE_LIMIT)}
+    device.dispatch_cache["norm.rms_norm"] = dict.fromkeys(range(CACHE_LIMIT))
     op.resolve(device, (torch.randn(3, 8), torch.rand(8), 1e-6))
     assert len(device.dispatch_cache["norm.rms_norm"]) == 1
 
