@@ -12,6 +12,6 @@ from deepinfer.registry import Kernel
 
 def kernels() -> Sequence[Kernel]:
     """All kernels of this package, for a backend's `kernels()`."""
-    from deepinfer_triton import flash_mla, moe, norm, quant, rope, sampling
+    from deepinfer_triton import flash_mla, grouping, moe, norm, quant, rope, sampling
 
-    return [kernel for module in (flash_mla, moe, norm, quant, rope, sampling) for kernel in module.KERNELS]
+    return [kernel for module in (flash_mla, grouping, moe, norm, quant, rope, sampling) for kernel in module.KERNELS]

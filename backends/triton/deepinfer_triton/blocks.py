@@ -98,6 +98,8 @@ def strides_reason(name: str, meta: TensorMeta) -> list[str]:
 
 def block_reason(found: Cut, paired: bool = False) -> list[str]:
     """Why blocks of this size do not fit; `paired`: two columns share a byte."""
+    if not found.batch * found.rows * found.cols:
+        return []
     brp, bcp = found.padded
     reasons = []
     if brp * bcp > BLOCK_LIMIT:

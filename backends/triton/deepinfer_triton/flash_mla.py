@@ -177,8 +177,9 @@ class MergeStates(TritonKernel):
         constants, step = _plain_tiling(width)
         numbers = {
             "states": states, "lines": lines, "tokens": tokens, "heads": heads, "width": width,
-            "out_state": outs.stride[0], "out_lead": out_lead, "out_token": outs.stride[-3], "out_head": outs.stride[-2],
-            "lse_state": lses.stride[0], "lse_lead": lse_lead, "lse_token": lses.stride[-1], "lse_head": lses.stride[-2],
+            "out_state": outs.stride[0], "out_lead": out_lead, "out_token": outs.stride[-3],
+            "out_head": outs.stride[-2], "lse_state": lses.stride[0], "lse_lead": lse_lead,
+            "lse_token": lses.stride[-1], "lse_head": lses.stride[-2],
             "sink_step": sink.stride[0] if sink else 0,
         }
         tensors = ("outs", "lses", "attn_sink", "out", "lse")

@@ -50,7 +50,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program ready for launches: where its tensors come from (argument i, or result j as -1 - j), its other arguments."""
+    """A program ready for launches; tensors are known by number: argument i as i, result j as -1 - j."""
 
     code: TritonCode
     grid: int

@@ -73,7 +73,8 @@ class SwigluQuantize(TritonKernel):
         block, form = FORMS[call["quantize"]]
         found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block)
         numbers = {
-            "sb": 0, "sr": gate_up.stride[0], "sc": gate_up.stride[1], "weight_step": weights.stride[0] if weights else 0,
+            "sb": 0, "sr": gate_up.stride[0], "sc": gate_up.stride[1],
+            "weight_step": weights.stride[0] if weights else 0,
             "limit": 0.0 if limit is None else limit, "floor": FLOOR, **found.numbers,
         }
         constants = {**found.constants, "LIMITED": limit is not None, "FORM": form}

@@ -1,7 +1,7 @@
 """Byte codecs of the small float formats and block scales in Triton; rules as in `deepinfer.ops.quant.codec`.
 
 Values are float32, codes int32 or uint8. Division is true division. `amax` values are handled as their bits: for
-non-negative floats integer order is float order, and NaN lies above infinity, so no value is lost to a NaN-dropping max.
+non-negative floats integer order is float order, and NaN lies above infinity, so no NaN gets lost in a max.
 """
 
 from __future__ import annotations

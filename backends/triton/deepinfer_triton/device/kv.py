@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from deepinfer_triton.device.codec import (
     INF_BITS,
     e2m1_decode,
@@ -40,12 +41,11 @@ def scale_of(largest, SCALE: tl.constexpr, FLOOR: tl.constexpr, SCALE_FLOOR: tl.
     if SCALE == "f32":
         value = tl.where(ratio == 0.0, 1.0, ratio)
         return value, value
-    elif SCALE == "e4m3":
+    if SCALE == "e4m3":
         code = e4m3_encode(ratio)
         return code.to(tl.int32), e4m3_decode(code)
-    else:
-        byte = ue8m0_encode(tl.maximum(ratio, SCALE_FLOOR))
-        return byte, ue8m0_decode(byte)
+    byte = ue8m0_encode(tl.maximum(ratio, SCALE_FLOOR))
+    return byte, ue8m0_decode(byte)
 
 
 @triton.jit

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
+
 from deepinfer_triton.device.codec import fp8_blocks
 from deepinfer_triton.device.quant import cover, inner, load_tile, locate
-from triton.language.extra import libdevice
 
 LOWEST = tl.constexpr(-(1 << 31))
 
@@ -27,15 +28,14 @@ def score_of(logit, inside, SCORING: tl.constexpr):
         power = tl.exp(logit - tl.max(tl.max(shifted, axis=1), axis=0))
         power = tl.where(inside, power, 0.0)
         return tl.div_rn(power, tl.broadcast_to(tl.sum(tl.sum(power, axis=1), axis=0), power.shape))
+    # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
+    small = tl.exp(-tl.abs(logit))
+    if SCORING == "sigmoid":
+        made = tl.div_rn(tl.where(logit >= 0, 1.0, small), 1.0 + small)
+        made = tl.where(logit == logit, made, logit)
     else:
-        # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
-        small = tl.exp(-tl.abs(logit))
-        if SCORING == "sigmoid":
-            made = tl.div_rn(tl.where(logit >= 0, 1.0, small), 1.0 + small)
-            made = tl.where(logit == logit, made, logit)
-        else:
-            made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(small))
-        return tl.where(inside, made, 0.0)
+        made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(small))
+    return tl.where(inside, made, 0.0)
 
 
 @triton.jit
@@ -101,8 +101,8 @@ def route(
 
 @triton.jit
 def swiglu_quantize(
-    gate_up, route_weights, data, scale, sb, sr, sc, weight_step, limit, floor, rows, cols, br, bc, grid_rows, grid_cols,
-    lines, tiles, ROWS: tl.constexpr, CBS: tl.constexpr, BRP: tl.constexpr, BCP: tl.constexpr, BATCHED: tl.constexpr,
+    gate_up, route_weights, data, scale, sb, sr, sc, weight_step, limit, floor, rows, cols, br, bc, grid_rows,
+    grid_cols, lines, tiles, ROWS: tl.constexpr, CBS: tl.constexpr, BRP: tl.constexpr, BCP: tl.constexpr, BATCHED: tl.constexpr,
     WHOLE: tl.constexpr, LIMITED: tl.constexpr, FORM: tl.constexpr,
 ):
     """Blocks of one row; FORM is "" (not quantised), "f32" or "ue8m0" (the scale type)."""

@@ -1,15 +1,15 @@
 """Device code of the block quantisers: a program takes ROWS x CBS blocks of a matrix, one block per row of its tile.
 
-A block of br x bc values lies in the tile as BRP x BCP (powers of two), masked where it is smaller or leaves the matrix.
+A block of br x bc values lies in the tile as BRP x BCP (powers of two), masked where it is smaller or ragged.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from deepinfer_triton.device.codec import (
     e2m1_decode,
-    e4m3_decode,
     fp8_blocks,
     mxfp4_blocks,
     pack_pairs,
@@ -39,8 +39,7 @@ def inner(BRP: tl.constexpr, BCP: tl.constexpr):
     e = tl.arange(0, BRP * BCP)
     if BRP == 1:
         return e * 0, e
-    else:
-        return e // BCP, e % BCP
+    return e // BCP, e % BCP
 
 
 @triton.jit
@@ -100,7 +99,7 @@ def dequantize(
     WHOLE: tl.constexpr, PACKED: tl.constexpr, KIND: tl.constexpr,
 ):
     """KIND names the stored scale: "f32", "ue8m0", "e4m3"."""
-    matrix, row, column, inside, index = locate(grid_rows, grid_cols, lines, tiles, ROWS, CBS, BATCHED)
+    matrix, row, column, inside, _ = locate(grid_rows, grid_cols, lines, tiles, ROWS, CBS, BATCHED)
     where = matrix.to(tl.int64) * tb + row.to(tl.int64) * tr + column.to(tl.int64) * tc
     factor = tl.load(scale + where, mask=inside, other=0.0)
     if KIND == "ue8m0":
