@@ -35,13 +35,11 @@ class AscendBackend(Backend):
         if arch not in (None, ARCH):
             raise invalid("arch", arch, "this backend has one architecture", nearest=ARCH)
         module = import_module("deepinfer_ascend950.device")
-        if driver == "sim":
-            device: Device = module.open_simulated(index)
-            return device
-        found = detect.probe()
-        if not found.available:
-            raise BackendUnavailable("no Ascend 950 device can be opened", list(found.reasons), found.fix)
-        device = module.open_hardware(index)
+        if driver != "sim":
+            found = detect.probe()
+            if not found.available:
+                raise BackendUnavailable("no Ascend 950 device can be opened", list(found.reasons), found.fix)
+        device: Device = module.open_simulated(index) if driver == "sim" else module.open_hardware(index)
         return device
 
     def kernels(self) -> Sequence[Kernel]:

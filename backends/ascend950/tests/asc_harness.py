@@ -50,16 +50,27 @@ def arguments(reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], val
 
 
 def run(
-    source: str, kernel: str, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = (),
-    values: Sequence[int] = (), grid: int = 1,
+    source: str,
+    kernel: str,
+    reads: Sequence[torch.Tensor] = (),
+    writes: Sequence[torch.Tensor] = (),
+    values: Sequence[int] = (),
+    grid: int = 1,
 ) -> None:
     """Launch one probe on device 0."""
     fn = function(source, kernel)
     driver().launch(fn, (grid, 1, 1), (1, 1, 1), 0, arguments(reads, writes, values), 0)
 
 
-def member(source: str, kernel: str, index: int, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor],
-           values: Sequence[int] = (), grid: int = 1) -> GroupLaunch:
+def member(
+    source: str,
+    kernel: str,
+    index: int,
+    reads: Sequence[torch.Tensor],
+    writes: Sequence[torch.Tensor],
+    values: Sequence[int] = (),
+    grid: int = 1,
+) -> GroupLaunch:
     """One member of a group launch, on device `index`."""
     return GroupLaunch(function(source, kernel, index), grid, arguments(reads, writes, values))
 

@@ -24,7 +24,7 @@ def registered() -> None:
         discovery.register_backend("ascend950", create)
 
 
-@pytest.fixture()
+@pytest.fixture
 def sim() -> Iterator[SimDriver]:
     """The simulator with default options; options a test sets are undone after it."""
     found = driver()

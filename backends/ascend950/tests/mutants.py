@@ -28,7 +28,10 @@ from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
 NUMBERS = {
-    "gemm_plain": range(1, 13), "gemm_mx": range(20, 25), "mla_sparse": range(30, 39), "ep_reduce": range(50, 52),
+    "gemm_plain": range(1, 13),
+    "gemm_mx": range(20, 25),
+    "mla_sparse": range(30, 39),
+    "ep_reduce": range(50, 52),
     "gemm_vec": range(60, 65),
 }
 
@@ -54,9 +57,17 @@ def _gemm(entry: str, recipe: str, b_recipe: str, m: int, n: int, k: int, addend
     b, sb = data.random((n, k), b_recipe, torch.bfloat16, g)
     bias, c, d = torch.randn(n, generator=g), torch.randn(m, n, generator=g) if addend else None, torch.empty(m, n)
     values = {"a": a, "a_scale": sa, "b": b, "b_scale": sb, "bias": bias, "c": c}
-    wanted = widen_exact(a, sa, recipe) @ widen_exact(b, sb, b_recipe).t() + bias.double() + (0 if c is None else c.double())
+    wanted = (
+        widen_exact(a, sa, recipe) @ widen_exact(b, sb, b_recipe).t() + bias.double() + (0 if c is None else c.double())
+    )
     d.fill_(torch.nan)
-    return Scenario(entry, 2, gemm.gemm_arguments(gemm.DENSE, values, d, k, scale_rows), lambda: _close(d, wanted, 1e-4), (values, d))
+    return Scenario(
+        entry,
+        2,
+        gemm.gemm_arguments(gemm.DENSE, values, d, k, scale_rows),
+        lambda: _close(d, wanted, 1e-4),
+        (values, d),
+    )
 
 
 def _attention() -> Scenario:
@@ -66,14 +77,22 @@ def _attention() -> Scenario:
     q, kv, indices = args["q"], args["kv"], args["indices"]
     out, lse = torch.full((2, 64, 512), torch.nan).bfloat16(), torch.full((64, 2), torch.nan)
     pool = mla.Pool(kv, indices.unsqueeze(1), None, mla.plain_rows(576, 1152), 300, 300, 0, 330)
-    packed = mla.mla_arguments(q.unsqueeze(1), [pool], None, out.unsqueeze(1), lse.t().unsqueeze(-1), None, mla.SPARSE, 0.5)
+    packed = mla.mla_arguments(
+        q.unsqueeze(1), [pool], None, out.unsqueeze(1), lse.t().unsqueeze(-1), None, mla.SPARSE, 0.5
+    )
     wanted = get_spec("flash_mla.sparse_prefill").reference(args)
-    return Scenario("mla_sparse", 1, packed, lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-3), (args, pool))
+    return Scenario(
+        "mla_sparse", 1, packed, lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-3), (args, pool)
+    )
 
 
 def _reduce() -> Scenario:
     g = torch.Generator().manual_seed(2)
-    rows, index, y = torch.randn(20, 5000, generator=g), torch.randint(0, 20, (9, 6), generator=g), torch.full((9, 5000), torch.nan)
+    rows, index, y = (
+        torch.randn(20, 5000, generator=g),
+        torch.randint(0, 20, (9, 6), generator=g),
+        torch.full((9, 5000), torch.nan),
+    )
     tail = (5000 * 4, 48, 8, 0, 0, 5000 * 4, 20, 9, 6, 5000, 8, ep.TYPES[rows.dtype], 0, ep.TYPES[y.dtype], 0)
     pointers = [base.read(rows), base.read(index), base.read(None), base.read(None), base.write(y)]
     wanted = rows.double()[index].sum(1)
@@ -103,7 +122,9 @@ def judge(device: AscendDevice, source: str, mutant: int) -> tuple[bool, str]:
         device.raw_driver.set_option("policy", policy)  # type: ignore[attr-defined]
         for scenario in scenarios(source):
             try:
-                code.launch(scenario.entry, (scenario.grid, 1, 1), (1, 1, 1), scenario.args, stream=device.current_stream())
+                code.launch(
+                    scenario.entry, (scenario.grid, 1, 1), (1, 1, 1), scenario.args, stream=device.current_stream()
+                )
             except DriverError as error:
                 return True, str(error).split(": ", 2)[-1].splitlines()[0]
             if not scenario.right():

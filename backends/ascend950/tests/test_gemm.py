@@ -53,7 +53,9 @@ def test_nan_stays_in_its_row_and_column() -> None:
     a, b = torch.ones(40, 32).bfloat16(), torch.ones(50, 32).bfloat16()
     a[3, 5], b[7, 9] = torch.nan, torch.inf
     d = dense(a, b, torch.bfloat16)
-    assert d[3].isnan().all() and torch.isposinf(d[:3, 7]).all() and (d[:3, :7] == 32).all()
+    assert d[3].isnan().all()
+    assert torch.isposinf(d[:3, 7]).all()
+    assert (d[:3, :7] == 32).all()
 
 
 @pytest.mark.parametrize("wide", [torch.int32, torch.int64])
@@ -63,7 +65,9 @@ def test_grouped_rows(wide: torch.dtype) -> None:
     a, b = torch.randn(200, 96, generator=g).bfloat16(), torch.randn(6, 70, 96, generator=g).bfloat16()
     out = torch.full((200, 70), 7.0)
     with hal.use_backend("ascend950/sim"):
-        op("deep_gmm.grouped_gemm")(a, None, "plain", b, None, "plain", None, "", counts, None, torch.float32, out=(out,))
+        op("deep_gmm.grouped_gemm")(
+            a, None, "plain", b, None, "plain", None, "", counts, None, torch.float32, out=(out,)
+        )
     begin = 0
     for group, count in enumerate(counts.clamp(min=0).tolist()):
         if count:
@@ -78,8 +82,11 @@ def test_masked_rows() -> None:
     a, b = torch.randn(3, 150, 64, generator=g).half(), torch.randn(3, 30, 64, generator=g).half()
     out = torch.full((3, 150, 30), 7.0).half()
     with hal.use_backend("ascend950/sim"):
-        op("deep_gmm.masked_grouped_gemm")(a, None, "plain", b, None, "plain", None, "", counts, torch.float16, out=(out,))
-    assert (out[0] == 7).all() and (out[1, 33:] == 7).all()
+        op("deep_gmm.masked_grouped_gemm")(
+            a, None, "plain", b, None, "plain", None, "", counts, torch.float16, out=(out,)
+        )
+    assert (out[0] == 7).all()
+    assert (out[1, 33:] == 7).all()
     close(out[1, :33], a[1, :33].double() @ b[1].double().t())
     close(out[2], a[2].double() @ b[2].double().t())
 

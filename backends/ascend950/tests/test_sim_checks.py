@@ -34,8 +34,11 @@ def test_unordered_accesses(sim: SimDriver, kernel: str, policy: int) -> None:
 
 def test_a_race_names_both_places() -> None:
     x, y = buffers()
-    with pytest.raises(DriverError, match=r"kernel missing_v_to_mte3, block 0, AIV0, pipe MTE3, asc_copy_ub2gm at checks\.asc:\d+.*"
-                                          r"AIV0 pipe V at checks\.asc:\d+"):
+    with pytest.raises(
+        DriverError,
+        match=r"kernel missing_v_to_mte3, block 0, AIV0, pipe MTE3, asc_copy_ub2gm at checks\.asc:\d+.*"
+        r"AIV0 pipe V at checks\.asc:\d+",
+    ):
         run("checks", "missing_v_to_mte3", [x], [y], [0])
 
 
@@ -93,21 +96,28 @@ def test_a_barrier_over_all_cores_orders_global_memory(sim: SimDriver, policy: i
     x, y = buffers()
     sim.set_option("policy", policy)
     run("checks", "all_meet", [x], [y], [1], grid=4)
-    with pytest.raises(DriverError, match="checks.asc"):
+    with pytest.raises(DriverError, match=r"checks.asc"):
         run("checks", "all_meet", [x], [y], [0], grid=4)
 
 
 @pytest.mark.parametrize("policy", [0, 1, 2])
 def test_flags_between_ranks(sim: SimDriver, policy: int) -> None:
     sim.set_option("policy", policy)
-    x, window, flag, out = torch.arange(64, dtype=torch.float32), torch.zeros(64), torch.zeros(8, dtype=torch.int32), torch.zeros(64)
+    x, window, flag, out = (
+        torch.arange(64, dtype=torch.float32),
+        torch.zeros(64),
+        torch.zeros(8, dtype=torch.int32),
+        torch.zeros(64),
+    )
 
     def both(ordered: int) -> None:
         flag.zero_()
-        sim.launch_group([
-            member("checks", "ranks_signal", 1, [x], [window, flag, out], [ordered, 1]),
-            member("checks", "ranks_signal", 0, [x], [window, flag, out], [ordered, 0]),
-        ])
+        sim.launch_group(
+            [
+                member("checks", "ranks_signal", 1, [x], [window, flag, out], [ordered, 1]),
+                member("checks", "ranks_signal", 0, [x], [window, flag, out], [ordered, 0]),
+            ]
+        )
 
     both(1)
     assert torch.equal(out, x)
@@ -124,8 +134,9 @@ def test_polling_ends_at_the_deadline(sim: SimDriver) -> None:
 def test_argument_size_and_kernel_name_are_checked(sim: SimDriver) -> None:
     from asc_harness import context, function, module
 
-    assert context() and module("checks")
-    with pytest.raises(DriverError, match="takes .* bytes of arguments, 0 given"):
+    assert context()
+    assert module("checks")
+    with pytest.raises(DriverError, match=r"takes .* bytes of arguments, 0 given"):
         sim.launch(function("checks", "unwritten"), (1, 1, 1), (1, 1, 1), 0, [], 0)
-    with pytest.raises(DriverError, match="the module has: .*unwritten"):
+    with pytest.raises(DriverError, match=r"the module has: .*unwritten"):
         function("checks", "no_such_kernel")

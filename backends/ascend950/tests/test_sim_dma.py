@@ -24,7 +24,9 @@ def test_strides_run_from_head_to_head_in_bytes() -> None:
 def test_a_ragged_burst_is_filled_up_with_its_first_element() -> None:
     src, before, out = counting(1024), torch.full((64,), 255, dtype=torch.uint8), torch.empty(64, dtype=torch.uint8)
     run("dma", "gm2ub_strided", [src[5:], before], [out], [1, 20, 100, 64, 64])
-    assert torch.equal(out[:20], src[5:25]) and (out[20:32] == src[5]).all() and (out[32:] == 255).all()
+    assert torch.equal(out[:20], src[5:25])
+    assert (out[20:32] == src[5]).all()
+    assert (out[32:] == 255).all()
 
 
 def test_zero_bursts_are_skipped() -> None:
@@ -60,7 +62,9 @@ def test_gaps_between_ub_and_l1_run_from_end_to_head() -> None:
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize(("rows", "cols", "pitch", "dn"), [(20, 40, 32, 0), (16, 16, 16, 0), (20, 40, 21, 1), (1, 17, 16, 0)])
+@pytest.mark.parametrize(
+    ("rows", "cols", "pitch", "dn"), [(20, 40, 32, 0), (16, 16, 16, 0), (20, 40, 21, 1), (1, 17, 16, 0)]
+)
 def test_matrix_to_fractals(rows: int, cols: int, pitch: int, dn: int) -> None:
     g = torch.Generator().manual_seed(1)
     x = torch.randn((cols, rows) if dn else (rows, cols), generator=g).half()
@@ -77,7 +81,8 @@ def test_matrix_to_fractals(rows: int, cols: int, pitch: int, dn: int) -> None:
 def test_atomic_adds_of_all_blocks_and_the_mode_that_sticks() -> None:
     src, total, plain = torch.arange(64, dtype=torch.float32), torch.zeros(64), torch.ones(64)
     run("dma", "atomic_add", [src], [total, plain], [0], grid=5)
-    assert torch.equal(total, 5 * src) and torch.equal(plain, src)
+    assert torch.equal(total, 5 * src)
+    assert torch.equal(plain, src)
     total, plain = torch.zeros(64), torch.ones(64)
     run("dma", "atomic_add", [src], [total, plain], [1], grid=5)
     assert torch.equal(plain, src + 1)

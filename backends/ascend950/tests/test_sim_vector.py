@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from deepinfer_ascend950.drivers.sim import SimDriver
 from asc_harness import run
+from deepinfer_ascend950.drivers.sim import SimDriver
 
 LANES = torch.arange(64, dtype=torch.float32)
 
@@ -31,14 +31,17 @@ def floats(seed: int = 0, count: int = 256) -> torch.Tensor:
 def test_masked_lanes_become_zero_and_merging_keeps_them() -> None:
     x = floats()
     d = probe("masked_lanes_are_zero", x)
-    assert torch.equal(d[:8], 2 * x[:8]) and not d[8:64].any()
+    assert torch.equal(d[:8], 2 * x[:8])
+    assert not d[8:64].any()
     d = probe("merging_keeps_lanes", x)
-    assert torch.equal(d[:8], torch.maximum(x[:8], x[64:72])) and torch.equal(d[8:64], x[8:64])
+    assert torch.equal(d[:8], torch.maximum(x[:8], x[64:72]))
+    assert torch.equal(d[8:64], x[8:64])
 
 
 def test_a_16_bit_mask_governs_32_bit_lanes_by_its_even_bits() -> None:
     d = probe("b16_mask_on_b32", LANES)
-    assert torch.equal(d[:8], LANES[:8] + 1) and not d[8:64].any()
+    assert torch.equal(d[:8], LANES[:8] + 1)
+    assert not d[8:64].any()
 
 
 def test_compares_set_one_bit_of_four() -> None:
@@ -59,13 +62,17 @@ def test_masked_store_leaves_memory() -> None:
 def test_single_element_store_needs_element_alignment_only() -> None:
     x = floats()
     d = probe("store_first", x)
-    assert d[3] == x[0] and (d[:3] == -7).all() and (d[4:] == -7).all()
+    assert d[3] == x[0]
+    assert (d[:3] == -7).all()
+    assert (d[4:] == -7).all()
 
 
 def test_postupdate_counts_elements_and_may_go_back() -> None:
     x = floats()
     d = probe("postupdate", x)
-    assert torch.equal(d[:64], x[64:128]) and torch.equal(d[64:128], x[:64]) and torch.equal(d[128:192], x[8:72])
+    assert torch.equal(d[:64], x[64:128])
+    assert torch.equal(d[64:128], x[:64])
+    assert torch.equal(d[128:192], x[8:72])
 
 
 def test_strided_load_reads_blocks_and_leaves_masked_ones_untouched() -> None:
@@ -79,15 +86,18 @@ def test_strided_load_reads_blocks_and_leaves_masked_ones_untouched() -> None:
 def test_strided_store_steps_in_32_byte_units() -> None:
     x = floats()
     d = probe("strided_store", x).reshape(-1, 8)
-    assert torch.equal(d[0:16:2].flatten(), x[:64]) and (d[1:16:2] == -7).all()
+    assert torch.equal(d[0:16:2].flatten(), x[:64])
+    assert (d[1:16:2] == -7).all()
 
 
 def test_narrowing_fills_one_part_and_zeroes_the_other() -> None:
     x = floats()
     d = probe("bf16_parts", x).view(torch.bfloat16)
     even, odd, both = d[:128], d[128:256], d[256:384]
-    assert torch.equal(even[::2], x[:64].bfloat16()) and not even[1::2].any()
-    assert torch.equal(odd[1::2], x[64:128].bfloat16()) and not odd[::2].any()
+    assert torch.equal(even[::2], x[:64].bfloat16())
+    assert not even[1::2].any()
+    assert torch.equal(odd[1::2], x[64:128].bfloat16())
+    assert not odd[::2].any()
     assert torch.equal(both, torch.stack([x[:64], x[64:128]], 1).flatten().bfloat16())
 
 
@@ -113,15 +123,19 @@ def test_interleave_may_read_its_own_destinations() -> None:
     d = probe("interleave", x)
     mixed = torch.stack([x[:64], x[64:128]], 1).flatten()
     assert torch.equal(d[:128], mixed)
-    assert torch.equal(d[128:192], x[:64]) and torch.equal(d[192:], x[64:128])
+    assert torch.equal(d[128:192], x[:64])
+    assert torch.equal(d[192:], x[64:128])
 
 
 def test_reductions_pack_their_results() -> None:
     x = floats()
     d = probe("reductions", x).reshape(4, 64)
-    assert math.isclose(d[0, 0], x[:8].sum(), rel_tol=1e-5) and not d[0, 1:].any()
-    assert d[1, 0] == x[:64].max() and not d[1, 1:].any()
-    assert torch.equal(d[2, :8], x[:64].reshape(8, 8).max(1).values) and not d[2, 8:].any()
+    assert math.isclose(d[0, 0], x[:8].sum(), rel_tol=1e-5)
+    assert not d[0, 1:].any()
+    assert d[1, 0] == x[:64].max()
+    assert not d[1, 1:].any()
+    assert torch.equal(d[2, :8], x[:64].reshape(8, 8).max(1).values)
+    assert not d[2, 8:].any()
     big = torch.tensor([1e8] + [1.0] * 62 + [-1e8])  # a running sum from the left would lose every 1
     assert 0 < probe("reductions", big).reshape(4, 64)[3, 0] <= 62
 
@@ -165,21 +179,26 @@ def test_pack_stores_the_low_part() -> None:
 def test_load_shapes() -> None:
     x = floats()
     d = probe("load_shapes", x).reshape(4, 64)
-    assert (d[0] == x[1]).all() and torch.equal(d[1], x[8:16].repeat(8))
-    assert torch.equal(d[2], x[16:24].repeat_interleave(8)) and torch.equal(d[3], x[1:128:2])
+    assert (d[0] == x[1]).all()
+    assert torch.equal(d[1], x[8:16].repeat(8))
+    assert torch.equal(d[2], x[16:24].repeat_interleave(8))
+    assert torch.equal(d[3], x[1:128:2])
 
 
 def test_gather_and_scatter() -> None:
     x = floats()
     d = probe("gather_scatter", x)
-    assert torch.equal(d[:32], x[:64].flip(0)[:32]) and not d[32:64].any()
-    assert torch.equal(d[120:128], x[:8].flip(0)) and (d[64:120] == -7).all()
+    assert torch.equal(d[:32], x[:64].flip(0)[:32])
+    assert not d[32:64].any()
+    assert torch.equal(d[120:128], x[:8].flip(0))
+    assert (d[64:120] == -7).all()
 
 
 def test_update_mask_counts_down() -> None:
     x = floats()
     d = probe("tail_loop", x)
-    assert torch.equal(d[:70], 2 * x[:70]) and (d[70:128] == -7).all()
+    assert torch.equal(d[:70], 2 * x[:70])
+    assert (d[70:128] == -7).all()
 
 
 def test_integer_shifts_and_select() -> None:
@@ -193,4 +212,6 @@ def test_integer_shifts_and_select() -> None:
 def test_unaligned_store_holds_its_tail_back_until_the_end() -> None:
     x = floats()
     d = probe("unaligned_store", x)
-    assert torch.equal(d[3:8], x[:5]) and torch.equal(d[8:28], x[:20]) and (d[28:] == -7).all()
+    assert torch.equal(d[3:8], x[:5])
+    assert torch.equal(d[8:28], x[:20])
+    assert (d[28:] == -7).all()

@@ -21,11 +21,30 @@ from deepinfer.hal.types import Arg, Cap, CopyKind, DeviceProps, DriverKind, Ima
 
 LIBRARY = "libascendcl.so"
 SYMBOLS = (
-    "aclInit", "aclGetRecentErrMsg", "aclrtSetDevice", "aclrtGetDeviceCount", "aclrtGetSocName", "aclrtGetMemInfo",
-    "aclrtMalloc", "aclrtFree", "aclrtMemcpyAsync", "aclrtMemsetAsync", "aclrtCreateStream", "aclrtDestroyStream",
-    "aclrtSynchronizeStream", "aclrtSynchronizeDevice", "aclrtCreateEvent", "aclrtDestroyEvent", "aclrtRecordEvent",
-    "aclrtStreamWaitEvent", "aclrtSynchronizeEvent", "aclrtEventElapsedTime", "aclrtBinaryLoadFromFile",
-    "aclrtBinaryUnLoad", "aclrtBinaryGetFunction", "aclrtLaunchKernelWithHostArgs",
+    "aclInit",
+    "aclGetRecentErrMsg",
+    "aclrtSetDevice",
+    "aclrtGetDeviceCount",
+    "aclrtGetSocName",
+    "aclrtGetMemInfo",
+    "aclrtMalloc",
+    "aclrtFree",
+    "aclrtMemcpyAsync",
+    "aclrtMemsetAsync",
+    "aclrtCreateStream",
+    "aclrtDestroyStream",
+    "aclrtSynchronizeStream",
+    "aclrtSynchronizeDevice",
+    "aclrtCreateEvent",
+    "aclrtDestroyEvent",
+    "aclrtRecordEvent",
+    "aclrtStreamWaitEvent",
+    "aclrtSynchronizeEvent",
+    "aclrtEventElapsedTime",
+    "aclrtBinaryLoadFromFile",
+    "aclrtBinaryUnLoad",
+    "aclrtBinaryGetFunction",
+    "aclrtLaunchKernelWithHostArgs",
 )
 COPIES = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}  # aclrtMemcpyKind
 MEM_HUGE_FIRST, HBM = 0, 1
@@ -79,7 +98,9 @@ class AclDriver:
     def __init__(self) -> None:
         library, reason = _open()
         if library is None:
-            raise BackendUnavailable("the Ascend runtime cannot be used", [reason], "install CANN and source its set_env.sh")
+            raise BackendUnavailable(
+                "the Ascend runtime cannot be used", [reason], "install CANN and source its set_env.sh"
+            )
         self._acl = library
         self._lock = threading.Lock()
         self._handles: dict[int, _Handle] = {}
@@ -123,8 +144,16 @@ class AclDriver:
         name = (self._acl.aclrtGetSocName() or b"").decode()
         caps = frozenset({Cap.BF16, Cap.FP16, Cap.FP8_E4M3, Cap.MXFP8, Cap.MXFP4, Cap.ASYNC_STREAMS})
         return DeviceProps(
-            name=name, arch="ascend950", kind=self.kind, compute_units=AI_CORES, clock_khz=CLOCK_KHZ, memory_bytes=MEMORY,
-            l2_bytes=128 << 20, scratch_bytes=253952, memory_bandwidth=BANDWIDTH, caps=caps,
+            name=name,
+            arch="ascend950",
+            kind=self.kind,
+            compute_units=AI_CORES,
+            clock_khz=CLOCK_KHZ,
+            memory_bytes=MEMORY,
+            l2_bytes=128 << 20,
+            scratch_bytes=253952,
+            memory_bandwidth=BANDWIDTH,
+            caps=caps,
         )
 
     def open(self, index: int) -> int:
@@ -136,7 +165,9 @@ class AclDriver:
             found = self._handles.pop(handle, None)
         if found is None:
             raise invalid("handle", handle, "must be a live handle of this driver")
-        destroy = {"stream": "aclrtDestroyStream", "event": "aclrtDestroyEvent", "module": "aclrtBinaryUnLoad"}.get(found.kind)
+        destroy = {"stream": "aclrtDestroyStream", "event": "aclrtDestroyEvent", "module": "aclrtBinaryUnLoad"}.get(
+            found.kind
+        )
         if destroy:
             self._call(destroy, found.raw)
 
@@ -157,7 +188,15 @@ class AclDriver:
 
     def memcpy_async(self, ctx: int, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
         size = ct.c_size_t(nbytes)
-        self._call("aclrtMemcpyAsync", ct.c_void_p(dst), size, ct.c_void_p(src), size, ct.c_int(COPIES[kind]), self._stream(stream))
+        self._call(
+            "aclrtMemcpyAsync",
+            ct.c_void_p(dst),
+            size,
+            ct.c_void_p(src),
+            size,
+            ct.c_int(COPIES[kind]),
+            self._stream(stream),
+        )
 
     def memset_async(self, ctx: int, dst: int, value: int, nbytes: int, stream: int) -> None:
         size = ct.c_size_t(nbytes)
@@ -201,7 +240,7 @@ class AclDriver:
             if image.fmt == "elf":
                 path.write_bytes(image.data)
             elif image.fmt != "path":
-                raise UnsupportedError(f"{self.name} loads \"elf\" and \"path\" images", [f"fmt {image.fmt!r}"])
+                raise UnsupportedError(f'{self.name} loads "elf" and "path" images', [f"fmt {image.fmt!r}"])
             self._call("aclrtBinaryLoadFromFile", str(path).encode(), None, ct.byref(out))
         return self._add("module", out, ctx)
 
@@ -216,8 +255,15 @@ class AclDriver:
         block_bytes = pack(args)
         raw = ct.create_string_buffer(block_bytes, max(len(block_bytes), 1))
         self._call(
-            "aclrtLaunchKernelWithHostArgs", self._get(fn, "function").raw, ct.c_uint32(grid[0]), self._stream(stream), None,
-            raw, ct.c_size_t(len(block_bytes)), None, ct.c_size_t(0),
+            "aclrtLaunchKernelWithHostArgs",
+            self._get(fn, "function").raw,
+            ct.c_uint32(grid[0]),
+            self._stream(stream),
+            None,
+            raw,
+            ct.c_size_t(len(block_bytes)),
+            None,
+            ct.c_size_t(0),
         )
 
     def extension(self, name: str) -> Any | None:

@@ -104,7 +104,7 @@ class SimDriver(CDriver):
         """Counters of this thread's last launch."""
         raw = _Counters()
         self._checked_ext("last_counters", self._sim.last_counters(ct.byref(raw)))
-        return Counters(*(getattr(raw, name) for name, _ in _Counters._fields_))
+        return Counters(*(getattr(raw, field[0]) for field in _Counters._fields_))
 
     def warnings(self) -> list[str]:
         """Remarks on this thread's last launch, such as cross-core flags left with credits."""
@@ -115,9 +115,9 @@ class SimDriver(CDriver):
         """Run launches on several devices together, under one scheduler; race checks span them."""
         packed = [pack_args(launch.args) for launch in launches]
         table = (_Launch * max(len(launches), 1))()
-        for entry, launch, (args, _keep) in zip(table, launches, packed, strict=False):
-            entry.fn, entry.grid, entry.arg_count = launch.fn, launch.grid, len(launch.args)
-            entry.args = ct.cast(args, ct.POINTER(CArg))
+        for i, launch in enumerate(launches):
+            args = ct.cast(packed[i][0], ct.POINTER(CArg))
+            table[i] = _Launch(launch.fn, launch.grid, len(launch.args), args)
         self._checked_ext("launch_group", self._sim.launch_group(table, len(launches)))
 
 

@@ -1,4 +1,4 @@
-"""Kernels of the Ascend 950 backend: AscendC code in kernels/*.asc, one Python module per family for planning and launch."""
+"""Kernels of the Ascend 950 backend: AscendC code in kernels/*.asc, planned and launched by one module per family."""
 
 from __future__ import annotations
 

@@ -43,10 +43,20 @@ class Reduce(AscendKernel):
             return
         steps = [s * index.element_size() for s in index.stride()]
         tail = (
-            rows.stride(0) * rows.element_size(), *steps, weights.stride(0) * 4 if weights is not None else 0,
-            bias.stride(0) * bias.element_size() if bias is not None else 0, y.stride(0) * y.element_size(), rows.shape[0],
-            y.shape[0], index.shape[1], y.shape[1], index.element_size(), TYPES[rows.dtype],
-            TYPES[bias.dtype] if bias is not None else 0, TYPES[y.dtype], 0,
+            rows.stride(0) * rows.element_size(),
+            *steps,
+            weights.stride(0) * 4 if weights is not None else 0,
+            bias.stride(0) * bias.element_size() if bias is not None else 0,
+            y.stride(0) * y.element_size(),
+            rows.shape[0],
+            y.shape[0],
+            index.shape[1],
+            y.shape[1],
+            index.element_size(),
+            TYPES[rows.dtype],
+            TYPES[bias.dtype] if bias is not None else 0,
+            TYPES[y.dtype],
+            0,
         )
         pointers = [read(rows), read(index), read(weights), read(bias), write(y)]
         plan.state.launch(stream, y.shape[0], arguments(pointers, "7q8i", tail))

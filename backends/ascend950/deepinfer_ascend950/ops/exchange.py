@@ -43,13 +43,27 @@ class Exchange:
         return self.size * (MAX_BLOCKS + 1) * LINE + 2 * self.size * self.capacity * self.record
 
     def launch_arguments(
-        self, rank: int, epoch: int, planes: Sequence[torch.Tensor], out: Sequence[torch.Tensor], index: torch.Tensor,
-        counts: torch.Tensor, windows: Sequence[torch.Tensor], table: torch.Tensor, out_counts: torch.Tensor,
+        self,
+        rank: int,
+        epoch: int,
+        planes: Sequence[torch.Tensor],
+        out: Sequence[torch.Tensor],
+        index: torch.Tensor,
+        counts: torch.Tensor,
+        windows: Sequence[torch.Tensor],
+        table: torch.Tensor,
+        out_counts: torch.Tensor,
     ) -> list[Arg]:
         """Arguments of rank `rank`. Planes are uint8 [n, width]; `table` holds the windows' addresses (int64)."""
         pad = [None] * (PLANES - len(planes))
-        pointers = [*(read(x) for x in (*planes, *pad)), *(write(x) for x in (*out, *pad)), read(index), read(counts),
-                    read(table), write(out_counts)]
+        pointers = [
+            *(read(x) for x in (*planes, *pad)),
+            *(write(x) for x in (*out, *pad)),
+            read(index),
+            read(counts),
+            read(table),
+            write(out_counts),
+        ]
         rows = [x.stride(0) for x in planes] + [0] * len(pad) + [x.stride(0) for x in out] + [0] * len(pad)
         tail = (*rows, *self.widths, *[0] * len(pad), rank, self.size, self.capacity, self.record, epoch, 0)
         # Windows are reached through the table: announced, but no parameters of their own.

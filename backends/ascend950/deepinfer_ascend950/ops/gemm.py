@@ -23,7 +23,19 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ENTRIES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 NAMES = {
     DENSE: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "c", "bias", "out_dtype"),
-    GROUPED: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "counts", "starts", "out_dtype"),
+    GROUPED: (
+        "a",
+        "a_scale",
+        "a_recipe",
+        "b",
+        "b_scale",
+        "b_recipe",
+        "b_packed",
+        "b_layout",
+        "counts",
+        "starts",
+        "out_dtype",
+    ),
     MASKED: ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe", "b_packed", "b_layout", "counts", "out_dtype"),
 }
 TAIL = "17q12i"  # GemmArgs behind its pointers
@@ -112,12 +124,34 @@ def gemm_arguments(op: str, values: dict[str, Any], d: torch.Tensor, depth: int,
     index = [(t.stride(0) * t.element_size() if t is not None else 0) for t in (counts, starts)]
     groups = b.shape[0] if MODES[op] else 1
     tail = (
-        ma.row, ma.col, ma.group, mb.row, mb.col, mb.group, md.row, md.group, mc.row,
-        msa.row, msa.col, msa.group, msb.row, msb.col, msb.group, *index,
-        a.shape[-2], b.shape[-2], depth, groups, MODES[op], TYPES[d.dtype],
-        TYPES[c.dtype] if c is not None else 0, TYPES[bias.dtype] if bias is not None else 0,
-        counts.element_size() if counts is not None else 0, starts.element_size() if starts is not None else 0,
-        scale_rows, 0,
+        ma.row,
+        ma.col,
+        ma.group,
+        mb.row,
+        mb.col,
+        mb.group,
+        md.row,
+        md.group,
+        mc.row,
+        msa.row,
+        msa.col,
+        msa.group,
+        msb.row,
+        msb.col,
+        msb.group,
+        *index,
+        a.shape[-2],
+        b.shape[-2],
+        depth,
+        groups,
+        MODES[op],
+        TYPES[d.dtype],
+        TYPES[c.dtype] if c is not None else 0,
+        TYPES[bias.dtype] if bias is not None else 0,
+        counts.element_size() if counts is not None else 0,
+        starts.element_size() if starts is not None else 0,
+        scale_rows,
+        0,
     )
     pointers = [read(a), read(b), write(d), read(sa), read(sb), read(c), read(bias), read(counts), read(starts)]
     return arguments(pointers, TAIL, tail)
@@ -153,7 +187,7 @@ class PlainGemm(AscendKernel):
 
 
 class MxGemm(AscendKernel):
-    """e4m3 operands with UE8M0 scales per 32 of K, scaled by the cube; 32 x 32 blocks of B are expanded to rows first."""
+    """e4m3 with UE8M0 scales per 32 of K, scaled by the cube; 32 x 32 blocks of B are expanded to rows first."""
 
     source = "gemm_mx"
     sources = ("kernels/gemm_mx.asc", "kernels/gemm_cube.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
@@ -198,7 +232,9 @@ class MxGemm(AscendKernel):
         state.launch(stream, state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
 
     @staticmethod
-    def _expand(state: Loaded, stream: Stream, b: torch.Tensor, scale: torch.Tensor, workspace: torch.Tensor) -> torch.Tensor:
+    def _expand(
+        state: Loaded, stream: Stream, b: torch.Tensor, scale: torch.Tensor, workspace: torch.Tensor
+    ) -> torch.Tensor:
         rows, cols = b.shape[-2], scale.shape[-1]
         groups = b.shape[0] if b.ndim == 3 else 1
         wide = workspace.view(scale.dtype).view((groups, rows, cols) if b.ndim == 3 else (rows, cols))
@@ -209,7 +245,7 @@ class MxGemm(AscendKernel):
 
 
 class ScaledGemm(AscendKernel):
-    """e4m3 operands with float32 scales per 128 of K: the vector cores promote partial sums, add C and bias, and round."""
+    """e4m3 with float32 scales per 128 of K: the vector cores promote partial sums, add C and bias, and round."""
 
     source = "gemm_vec"
     sources = ("kernels/gemm_vec.asc", "kernels/gemm_tile.h", "kernels/deepinfer.h")

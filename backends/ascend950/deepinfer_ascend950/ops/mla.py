@@ -1,7 +1,7 @@
 """Latent attention: sparse prefill, sparse decode in every cache format, dense paged decode. One kernel serves all.
 
-Invariants: lists, lengths and tables stay on the device; a job is one token and up to 64 heads, so results do not depend
-on the batch; queries are bf16 (float32 ones are refused).
+Invariants: lists, lengths and tables stay on the device; a job is one token and up to 64 heads, so results do not
+depend on the batch; queries are bf16 (float32 ones are refused).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_WIDTH, MAX_VALUE = 576, 512
 
 @dataclass(frozen=True)
 class Rows:
-    """How rows of one pool lie: pieces (offset in block, pitch, bytes, place in the raw row) and the raw row's parts."""
+    """How rows of a pool lie: pieces (offset in block, pitch, bytes, place in the raw row) and the raw row's parts."""
 
     pieces: tuple[tuple[int, int, int, int], ...]
     kind: int
@@ -62,8 +62,17 @@ def coded_rows(layout: Layout, page: int, pitch: int) -> Rows:
     else:
         pieces = [(0, pitch, codes, 0), (codes, pitch, scales, scale_at), (codes + scales, pitch, plain, plain_at)]
     raw = _up(max(to + size for _, _, size, to in pieces), 32)
-    return Rows(tuple(pieces), KINDS[layout.bits], layout.coded, layout.plain, layout.tile.bit_length() - 1,
-                SCALES[layout.scale_kind], scale_at, plain_at, raw)
+    return Rows(
+        tuple(pieces),
+        KINDS[layout.bits],
+        layout.coded,
+        layout.plain,
+        layout.tile.bit_length() - 1,
+        SCALES[layout.scale_kind],
+        scale_at,
+        plain_at,
+        raw,
+    )
 
 
 @dataclass(frozen=True)
@@ -85,14 +94,38 @@ class Pool:
         size = index.element_size()
         step = [s * size for s in index.stride()]
         at = (step[0], step[1] if index.ndim == 3 else 0, step[-1])
-        long = (0, 0) if length is None else (length.stride(0) * length.element_size(), length.stride(1) * length.element_size() if length.ndim == 2 else 0)
+        long = (
+            (0, 0)
+            if length is None
+            else (
+                length.stride(0) * length.element_size(),
+                length.stride(1) * length.element_size() if length.ndim == 2 else 0,
+            )
+        )
         pieces = [*self.rows.pieces, *[(0, 0, 0, 0)] * (3 - len(self.rows.pieces))]
         r = self.rows
         return struct.pack(
-            "<" + POOL, self.block_stride, self.slots, *at, *long, *(x[0] for x in pieces), *(x[1] for x in pieces),
-            *(x[2] for x in pieces), *(x[3] for x in pieces), self.page, self.topk, size,
-            0 if length is None else length.element_size(), r.kind, r.coded, r.plain, r.tile_log, r.scale_kind, r.scale_at,
-            r.plain_at, r.raw_pitch,
+            "<" + POOL,
+            self.block_stride,
+            self.slots,
+            *at,
+            *long,
+            *(x[0] for x in pieces),
+            *(x[1] for x in pieces),
+            *(x[2] for x in pieces),
+            *(x[3] for x in pieces),
+            self.page,
+            self.topk,
+            size,
+            0 if length is None else length.element_size(),
+            r.kind,
+            r.coded,
+            r.plain,
+            r.tile_log,
+            r.scale_kind,
+            r.scale_at,
+            r.plain_at,
+            r.raw_pitch,
         )
 
 
@@ -106,14 +139,28 @@ def paged_pool(cache: torch.Tensor, name: str, index: torch.Tensor, length: torc
 
 
 def mla_arguments(
-    q: torch.Tensor, pools: list[Pool], sink: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor,
-    top: torch.Tensor | None, mode: int, scale: float,
+    q: torch.Tensor,
+    pools: list[Pool],
+    sink: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    top: torch.Tensor | None,
+    mode: int,
+    scale: float,
 ) -> list[Arg]:
     """The struct MlaArgs for q [b, s, h, d], out [b, s, h, d_v], lse and top [b, h, s]."""
     batch, s_q, heads, width = q.shape
     two = [*pools, *[None] * (2 - len(pools))]
-    pointers = [read(q), *(read(x.cache if x else None) for x in two), *(read(x.index if x else None) for x in two),
-                *(read(x.length if x else None) for x in two), read(sink), write(out), write(lse), write(top)]
+    pointers = [
+        read(q),
+        *(read(x.cache if x else None) for x in two),
+        *(read(x.index if x else None) for x in two),
+        *(read(x.length if x else None) for x in two),
+        read(sink),
+        write(out),
+        write(lse),
+        write(top),
+    ]
     strides = [s * q.element_size() for s in q.stride()[:3]] + [s * out.element_size() for s in out.stride()[:3]]
     strides += [lse.stride(0) * 4, lse.stride(2) * 4, lse.stride(1) * 4]
     args = arguments(pointers, "9q6ifi", (*strides, batch, s_q, heads, width, out.shape[-1], mode, scale, len(pools)))
@@ -162,7 +209,9 @@ class SparsePrefill(AscendKernel):
         if result.numel() == 0 and lse.numel() == 0:
             return
         rows, pitch = kv.shape[0], kv.stride(0) * kv.element_size()
-        pool = Pool(kv, indices.unsqueeze(1), lengths, plain_rows(kv.shape[1], pitch), max(rows, 1), rows, 0, indices.shape[1])
+        pool = Pool(
+            kv, indices.unsqueeze(1), lengths, plain_rows(kv.shape[1], pitch), max(rows, 1), rows, 0, indices.shape[1]
+        )
         # [h, T] results as [b = T, h, s = 1]
         lse, top = (x.t().unsqueeze(-1) for x in (lse, top))
         packed = mla_arguments(q.unsqueeze(1), [pool], sink, result.unsqueeze(1), lse, top, SPARSE, scale)

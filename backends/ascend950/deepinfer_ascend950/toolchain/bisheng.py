@@ -19,7 +19,9 @@ from deepinfer.jit import Build, CompileError
 FLAGS = ("-std=c++20", "-O2", "--npu-arch=dav-3510", "--cce-aicore-only", "-c")
 
 
-def compile_command(compiler: str, source: str, output: str, includes: tuple[str, ...], flags: tuple[str, ...] = ()) -> list[str]:
+def compile_command(
+    compiler: str, source: str, output: str, includes: tuple[str, ...], flags: tuple[str, ...] = ()
+) -> list[str]:
     """The command that turns an AscendC source into a relocatable device object."""
     return [compiler, *FLAGS, *flags, *[f"-I{path}" for path in includes], "-x", "asc", source, "-o", output]
 

@@ -15,11 +15,20 @@ from deepinfer.errors import BackendUnavailable
 from deepinfer.jit import Build, CompileError
 
 FLAGS = (
-    "-std=c++20", "-O2", "-fno-strict-aliasing", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique",
+    "-std=c++20",
+    "-O2",
+    "-fno-strict-aliasing",
+    "-Wall",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
 )
 
 
-def command(compiler: str, source: str, output: str, includes: tuple[str, ...], flags: tuple[str, ...] = ()) -> list[str]:
+def command(
+    compiler: str, source: str, output: str, includes: tuple[str, ...], flags: tuple[str, ...] = ()
+) -> list[str]:
     """The command that turns an AscendC source into a shared object for the simulator."""
     paths = [f"-I{path}" for path in includes]
     return [compiler, *FLAGS, *flags, *paths, "-x", "c++", source, "-o", output]
@@ -31,7 +40,8 @@ def find() -> str:
     found = shutil.which("g++") or shutil.which("c++")
     if found is None:
         raise BackendUnavailable(
-            "the Ascend 950 simulator compiles its kernels with g++", ["no g++ or c++ on PATH"],
+            "the Ascend 950 simulator compiles its kernels with g++",
+            ["no g++ or c++ on PATH"],
             "install a C++20 compiler (Debian: apt-get install g++)",
         )
     return found

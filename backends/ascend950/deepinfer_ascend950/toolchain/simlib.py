@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from deepinfer import config
 from deepinfer.config import cache_dir, logger
 from deepinfer.errors import BackendUnavailable
 from deepinfer_ascend950.toolchain.gxx import find
@@ -23,10 +24,12 @@ FLAGS = ("-std=c++20", "-O2", "-fno-strict-aliasing", "-Wall", "-Wextra", "-fPIC
 
 
 def _abi_include() -> Path:
-    for candidate in (PACKAGE.parents[2] / "include", Path(__import__("deepinfer").__file__).parent / "include"):
+    for candidate in (PACKAGE.parents[2] / "include", Path(config.__file__).parent / "include"):
         if (candidate / "deepinfer" / "driver.h").exists():
             return candidate
-    raise BackendUnavailable("the simulator cannot be built", ["include/deepinfer/driver.h is not part of this installation"])
+    raise BackendUnavailable(
+        "the simulator cannot be built", ["include/deepinfer/driver.h is not part of this installation"]
+    )
 
 
 def _inputs() -> list[Path]:
@@ -63,7 +66,11 @@ def _build(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         output = Path(folder) / NAME
         units = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
-        done = subprocess.run([find(), *FLAGS, *includes, *units, "-o", str(output), "-ldl"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [find(), *FLAGS, *includes, *units, "-o", str(output), "-ldl"], capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise BackendUnavailable("the Ascend 950 simulator does not build on this machine", [done.stderr.strip()[-2000:]])
+            raise BackendUnavailable(
+                "the Ascend 950 simulator does not build on this machine", [done.stderr.strip()[-2000:]]
+            )
         os.replace(output, target)  # atomic: another process may have won
