@@ -1,4 +1,4 @@
-"""Shared checks of op contracts. Each raises InvalidArgument naming the argument, its value, the rule and what works."""
+"""Shared checks of op contracts. Each raises InvalidArgument naming argument, value, rule and what works."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.ops import checks
-from deepinfer.ops.norm.rms_norm import DTYPES, TOLERANCES
+from deepinfer.ops.norm.rms_norm import TOLERANCES, check_rows, row_cases
 from deepinfer.registry import (
     EXACT,
     Call,
@@ -39,18 +39,14 @@ class FusedAddRmsNorm(OpSpec):
     name = "norm.fused_add_rms_norm"
     params = (Param("x"), Param("residual"), Param("weight"), Param("eps", Kind.FLOAT))
     returns = ("y", "new_residual")
+    in_place = (("new_residual", "residual"),)
 
     def check(self, call: Call) -> None:
-        x, residual, weight = call["x"], call["residual"], call["weight"]
-        if x.ndim < 1:
-            raise InvalidArgument(f"{self.name}: x: got a scalar, must have at least 1 dimension [..., d]")
-        checks.dtype(self.name, "x", x, DTYPES)
+        x, residual = call["x"], call["residual"]
+        check_rows(self.name, call)
         checks.shape(self.name, "residual", residual, x.shape, "= shape of x")
         if residual.dtype != x.dtype:
             raise invalid(f"{self.name}: residual", str(residual.dtype), "must have x's dtype", nearest=str(x.dtype))
-        checks.dtype(self.name, "weight", weight, DTYPES)
-        checks.shape(self.name, "weight", weight, (x.shape[-1],), "[d]")
-        checks.at_least(self.name, "eps", call["eps"], 0.0)
 
     def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
         x = call["x"]
@@ -76,14 +72,7 @@ class FusedAddRmsNorm(OpSpec):
         return Cost(flops=5.0 * x.numel, nbytes=4.0 * x.nbytes + weight.nbytes)
 
     def cases(self) -> Iterable[Case]:
-        shapes = [(1, 1), (3, 7), (5, 128), (2, 3, 576), (0, 64), (4, 0), (17, 5120)]
-        for dtype in DTYPES:
-            for shape in shapes:
-                params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
-                edge = {"edge"} if 0 in shape else set()
-                yield Case(self.name, params, partial(_make, shape, dtype), frozenset({"quick", *edge}))
-        bench: dict[str, Any] = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
-        yield Case(self.name, bench, partial(_make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
+        return row_cases(self.name, _make)
 
     def error_cases(self) -> Iterable[ErrorCase]:
         good = partial(_make, (2, 8), torch.float32)

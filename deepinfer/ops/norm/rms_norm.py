@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,31 @@ TOLERANCES = {
     torch.bfloat16: Tolerance(1e-6, 2.0**-7, 1e-5),
     torch.float16: Tolerance(1e-6, 2.0**-10, 1e-6),
 }
+SHAPES = ((1, 1), (3, 7), (5, 128), (2, 3, 576), (0, 64), (4, 0), (17, 5120))
+
+Make = Callable[[tuple[int, ...], torch.dtype, torch.Generator], dict[str, Any]]
+
+
+def check_rows(op: str, call: Call) -> None:
+    """x [..., d], weight [d] and eps of every op that normalises rows."""
+    x, weight = call["x"], call["weight"]
+    if x.ndim < 1:
+        raise InvalidArgument(f"{op}: x: got a scalar, must have at least 1 dimension [..., d]")
+    checks.dtype(op, "x", x, DTYPES)
+    checks.dtype(op, "weight", weight, DTYPES)
+    checks.shape(op, "weight", weight, (x.shape[-1],), "[d]")
+    checks.at_least(op, "eps", call["eps"], 0.0)
+
+
+def row_cases(op: str, make: Make) -> Iterator[Case]:
+    """The same shapes and dtypes for every op that normalises rows."""
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
+            edge = {"edge"} if 0 in shape else set()
+            yield Case(op, params, partial(make, shape, dtype), frozenset({"quick", *edge}))
+    bench: dict[str, Any] = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
+    yield Case(op, bench, partial(make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
 
 
 @register
@@ -35,13 +60,7 @@ class RmsNorm(OpSpec):
     returns = ("y",)
 
     def check(self, call: Call) -> None:
-        x, weight = call["x"], call["weight"]
-        if x.ndim < 1:
-            raise InvalidArgument(f"{self.name}: x: got a scalar, must have at least 1 dimension [..., d]")
-        checks.dtype(self.name, "x", x, DTYPES)
-        checks.dtype(self.name, "weight", weight, DTYPES)
-        checks.shape(self.name, "weight", weight, (x.shape[-1],), "[d]")
-        checks.at_least(self.name, "eps", call["eps"], 0.0)
+        check_rows(self.name, call)
 
     def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
         x = call["x"]
@@ -64,14 +83,7 @@ class RmsNorm(OpSpec):
         return Cost(flops=4.0 * x.numel, nbytes=2.0 * x.nbytes + weight.nbytes)
 
     def cases(self) -> Iterable[Case]:
-        shapes = [(1, 1), (3, 7), (5, 128), (2, 3, 576), (0, 64), (4, 0), (17, 5120)]
-        for dtype in DTYPES:
-            for shape in shapes:
-                params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
-                edge = {"edge"} if 0 in shape else set()
-                yield Case(self.name, params, partial(_make, shape, dtype), frozenset({"quick", *edge}))
-        bench: dict[str, Any] = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
-        yield Case(self.name, bench, partial(_make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
+        return row_cases(self.name, _make)
 
     def error_cases(self) -> Iterable[ErrorCase]:
         spoiled: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

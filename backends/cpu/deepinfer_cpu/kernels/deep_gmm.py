@@ -29,11 +29,9 @@ def takes_layouts(call: Call, *names: str) -> Support:
     return Support.no(*(f"weights are packed in layout {name!r}, not {LAYOUT!r}" for name in foreign))
 
 
-class CpuGemm(Kernel):
-    """One float32 product, addends fused where torch can."""
+class _Float32Product(Kernel):
+    """What the products share: plain weights, or weights packed in this backend's layout."""
 
-    op = "deep_gmm.gemm"
-    name = "cpu_gemm_f32"
     allocates = True
     layout = LAYOUT
 
@@ -42,6 +40,13 @@ class CpuGemm(Kernel):
 
     def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
         return matmul.pack(data, scale, recipe)
+
+
+class CpuGemm(_Float32Product):
+    """One float32 product, addends fused where torch can."""
+
+    op = "deep_gmm.gemm"
+    name = "cpu_gemm_f32"
 
     def plan(self, device: Device, call: Call) -> Plan:
         """state: whether both float32 copies fit the block budget."""
@@ -97,19 +102,11 @@ class CpuGemmBf16(Kernel):
         return (product if out[0] is None else out[0].copy_(product),)
 
 
-class CpuGroupedGemm(Kernel):
+class CpuGroupedGemm(_Float32Product):
     """Groups by a loop of products or one padded batch, whichever needs less time."""
 
     op = "deep_gmm.grouped_gemm"
     name = "cpu_grouped_gemm_f32"
-    allocates = True
-    layout = LAYOUT
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        return takes_layouts(call, "b")
-
-    def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
-        return matmul.pack(data, scale, recipe)
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
@@ -126,15 +123,11 @@ class CpuGroupedGemm(Kernel):
         return (matmul.products(a, a_scale, a_recipe, weights, spans, out[0], dtype),)
 
 
-class CpuMaskedGemm(Kernel):
+class CpuMaskedGemm(_Float32Product):
     """The first counts[g] rows of every group: one batched product where all groups are full, else a loop."""
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "cpu_masked_gemm_f32"
-    allocates = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        return takes_layouts(call, "b")
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None

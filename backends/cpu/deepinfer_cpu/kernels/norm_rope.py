@@ -20,22 +20,23 @@ from deepinfer.registry.kernel import Kernel, Plan
 Out = tuple[torch.Tensor | None, ...]
 
 
-def _float32_rows(call: Call) -> Support:
-    x, weight = call["x"], call["weight"]
-    if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
-        return Support.no("x and weight must be float32")
-    return YES if x.shape[-1] else Support.no("rows are empty")
+class _Float32Rows(Kernel):
+    """Takes float32 rows that are not empty."""
+
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        x, weight = call["x"], call["weight"]
+        if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
+            return Support.no("x and weight must be float32")
+        return YES if x.shape[-1] else Support.no("rows are empty")
 
 
-class CpuRmsNorm(Kernel):
+class CpuRmsNorm(_Float32Rows):
     """norm.rms_norm of float32 rows."""
 
     op = "norm.rms_norm"
     name = "cpu_rms_norm_f32"
-    allocates = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        return _float32_rows(call)
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
@@ -45,15 +46,11 @@ class CpuRmsNorm(Kernel):
         return (y if out[0] is None else out[0].copy_(y),)
 
 
-class CpuFusedAddRmsNorm(Kernel):
+class CpuFusedAddRmsNorm(_Float32Rows):
     """norm.fused_add_rms_norm of float32 rows."""
 
     op = "norm.fused_add_rms_norm"
     name = "cpu_fused_add_rms_norm_f32"
-    allocates = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        return _float32_rows(call)
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
