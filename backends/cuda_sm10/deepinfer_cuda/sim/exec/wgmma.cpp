@@ -2,7 +2,8 @@
 //
 // Each warp of the group owns rows 16*(warp%4)..+15 of D, so the operation is executed per warp; but it is one operation of the
 // warpgroup: wait_group returns in no warp before all four have issued and finished it, so one warp may give back the operands
-// for all (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Fragments as in mma.sync: register i of D holds row lane/4 + 8*(i/2%2), column 8*(i/4) + 2*(lane%4) + i%2 (PTX ISA, "Register Fragments ... wgmma").
+// for all (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"). Fragments as in mma.sync: register i of D holds row
+// lane/4 + 8*(i/2%2), column 8*(i/4) + 2*(lane%4) + i%2 (PTX ISA, "Register Fragments ... wgmma").
 #include "exec/families.h"
 #include "exec/ops.h"
 #include "isa/formats.h"
