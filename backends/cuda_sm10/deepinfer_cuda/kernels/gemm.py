@@ -79,8 +79,8 @@ class Sm100Tile(Tile):
 
 TILES = (Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 256, 5, 1), Tile(64, 128, 8, 1))
 SM100_TILES = (
-    Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 8, 2), Sm100Tile(128, 128, 6, 1),
-    Sm100Tile(128, 64, 8, 1),
+    Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
+    Sm100Tile(128, 128, 8, 2),
 )
 
 
@@ -101,7 +101,7 @@ def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int
 def choose(
     rows: int, cols: int, depth: int, units: int, groups: int = 1, tiles: tuple[Tile, ...] = TILES
 ) -> Tile:
-    """The tile with the fewest modelled cycles; among equals the lowest, which has more stages."""
+    """The tile with the fewest modelled cycles; among equals the lowest (it has more stages), then the first listed."""
     return min(tiles, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
 
 

@@ -114,7 +114,9 @@ class Problem:
         return want
 
 
-def run(arch: str, tile: Tile, problem: Problem, units: int = 2, seed: int = 0, module: Executable | None = None) -> None:
+def run(
+    arch: str, tile: Tile, problem: Problem, units: int = 2, seed: int = 0, module: Executable | None = None
+) -> None:
     """One launch on a device of `units` SMs; raises AssertionError when any bit of D differs."""
     simulated = device(arch)
     a, b, d, lists = problem.tensors(seed)

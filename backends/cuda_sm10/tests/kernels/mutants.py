@@ -1,0 +1,97 @@
+"""Wrong versions of a GEMM kernel, made by editing its PTX: one synchronisation instruction less, or slightly off.
+
+A mutant edits one instruction ("site") of one entry; an operator returns the new line, or None where it has no use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_BARRIER = re.compile(r"\[(%r\d+|remote)\]")
+
+
+def _drop(pattern: str) -> Callable[[str], str | None]:
+    return lambda line: "" if re.match(pattern, line) else None
+
+
+def _wait_passes(line: str) -> str | None:
+    return "setp.eq.u32 p, 0, 0;" if line.startswith("mbarrier.try_wait") else None
+
+
+def _wait_phase(line: str) -> str | None:
+    found = re.match(r"(mbarrier\.try_wait\S+ p, \[%r\d+\], )(%r\d+);", line)
+    return f"{{ .reg .b32 flipped; xor.b32 flipped, {found[2]}, 1; {found[1]}flipped; }}" if found else None
+
+
+def _next_barrier(pattern: str) -> Callable[[str], str | None]:
+    """The barrier 8 bytes on: that of the next stage, or of another kind behind the last one."""
+    return lambda line: _BARRIER.sub(r"[\1+8]", line, count=1) if re.match(pattern, line) else None
+
+
+def _expect(delta: int) -> Callable[[str], str | None]:
+    def edit(line: str) -> str | None:
+        found = re.match(r"(mbarrier\.arrive\.expect_tx\S+ _, \[%r\d+\], )(%r\d+);", line)
+        if not found:
+            return None
+        return f"{{ .reg .b32 bytes; add.s32 bytes, {found[2]}, {delta}; {found[1]}bytes; }}"
+
+    return edit
+
+
+OPERATORS: dict[str, Callable[[str], str | None]] = {
+    "drop wait": _wait_passes,
+    "wrong phase": _wait_phase,
+    "wait on next barrier": _next_barrier(r"mbarrier\.try_wait"),
+    "drop arrive": _drop(r"mbarrier\.arrive\.shared"),
+    "arrive at next barrier": _next_barrier(r"mbarrier\.arrive\.shared"),
+    "expect 16 bytes less": _expect(-16),
+    "expect 16 bytes more": _expect(16),
+    "expect on next barrier": _next_barrier(r"mbarrier\.arrive\.expect_tx"),
+    "drop commit": _drop(r"tcgen05\.commit|wgmma\.commit"),
+    "commit to next barrier": _next_barrier(r"tcgen05\.commit"),
+    "drop tcgen05 fence": _drop(r"tcgen05\.fence"),
+    "drop wait for loads": _drop(r"tcgen05\.wait"),
+    "drop wgmma fence": _drop(r"wgmma\.fence"),
+    "drop wgmma wait": _drop(r"wgmma\.wait"),
+    "drop proxy fence": _drop(r"fence\.proxy\.async"),
+    "drop init fence": _drop(r"fence\.mbarrier_init"),
+    "drop store wait": _drop(r"cp\.async\.bulk\.wait_group"),
+    "drop store commit": _drop(r"cp\.async\.bulk\.commit_group"),
+    "drop warp sync": _drop(r"bar\.warp\.sync"),
+    "drop block sync": _drop(r"bar\.sync"),
+    "drop cluster sync": _drop(r"barrier\.cluster\.(arrive|wait)"),
+    "drop free": _drop(r"tcgen05\.dealloc"),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`name` tells the operator and which of its sites, in program order; `where` is the instruction."""
+
+    name: str
+    where: str
+    text: str
+
+
+def entry(ptx: str, symbol: str) -> str:
+    """The module reduced to one kernel."""
+    kernels = list(re.finditer(r"^(\.visible )?\.entry (\w+)\(", ptx, re.M))
+    at = next(i for i, found in enumerate(kernels) if found[2] == symbol)
+    end = kernels[at + 1].start() if at + 1 < len(kernels) else ptx.index("\n}\n", kernels[at].start()) + 3
+    return ptx[: kernels[0].start()] + ptx[kernels[at].start() : end]
+
+
+def mutants(text: str) -> Iterator[Mutant]:
+    """Every operator at every site; cluster barriers lose their two halves together."""
+    lines = text.split("\n")
+    for name, edit in OPERATORS.items():
+        count = 0
+        for number, line in enumerate(lines):
+            changed = edit(line.strip())
+            if changed is None or (name == "drop cluster sync" and "wait" in line):
+                continue
+            rest = lines[number + 2 :] if name == "drop cluster sync" else lines[number + 1 :]
+            yield Mutant(f"{name} {count}", line.strip()[:90], "\n".join([*lines[:number], changed, *rest]))
+            count += 1
