@@ -129,7 +129,9 @@ class EngineCore:
             if sequence.status is Status.FINISHED:
                 continue
             if not good:
-                error = DeepInferError("no token can be drawn: the logits of this request hold NaN, or bias and bans leave none")
+                error = DeepInferError(
+                    "no token can be drawn: the request's logits hold NaN, or bias and bans leave none"
+                )
                 self.fail(sequence.request, error)
                 continue
             if sequence.request.output.metrics.first_token_time is None:

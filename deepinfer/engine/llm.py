@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from deepinfer.engine.arguments import conversations, per_prompt, prompt_list
 from deepinfer.engine.build import build_engine
-from deepinfer.engine.chat import check_messages
 from deepinfer.engine.config import make_config
 from deepinfer.engine.outputs import RequestOutput, StreamOutput
 from deepinfer.engine.params import SamplingParams
@@ -129,7 +129,7 @@ class LLM:
         Raises:
             InvalidArgument: the arguments have the wrong type or their lists differ in length; nothing was started.
         """
-        requests = self._submit(_prompt_list(prompts), sampling_params, priority=priority, salt=cache_salt)
+        requests = self._submit(prompt_list(prompts), sampling_params, priority=priority, salt=cache_salt)
         return self._drive(requests, use_tqdm)
 
     def chat(
@@ -148,7 +148,7 @@ class LLM:
             InvalidArgument: the checkpoint has no chat template or no tokenizer; otherwise as `generate`. A
                 conversation that its template refuses fails alone.
         """
-        prompts = self._render(_conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
+        prompts = self._render(conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
         requests = self._submit(prompts, sampling_params, special=False, salt=cache_salt)
         return self._drive(requests, use_tqdm)
 
@@ -161,9 +161,8 @@ class LLM:
         cache_salt: str | None = None,
     ) -> Iterator[StreamOutput]:
         """Like `generate`, as an iterator of increments. Closing the iterator aborts what is left."""
-        prompt_list = _prompt_list(prompts)
-        requests = self._submit(prompt_list, sampling_params, streaming=True, priority=priority, salt=cache_salt)
-        return self._stream(requests)
+        given = prompt_list(prompts)
+        return self._stream(self._submit(given, sampling_params, streaming=True, priority=priority, salt=cache_salt))
 
     def chat_stream(
         self,
@@ -174,7 +173,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[StreamOutput]:
         """One conversation as an iterator of increments."""
-        prompts = self._render(_conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
+        prompts = self._render(conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
         return self._stream(self._submit(prompts, sampling_params, special=False, streaming=True))
 
     def score(self, prompts: Prompt | Items[Prompt], full_vocab: bool = False) -> list[torch.Tensor]:
@@ -188,10 +187,10 @@ class LLM:
         Raises:
             DeepInferError: a prompt cannot be scored; the message names its index.
         """
-        prompt_list = _prompt_list(prompts)
+        given = prompt_list(prompts)
         params = SamplingParams(max_tokens=0)
-        scores = [PromptScores(tables=[] if full_vocab else None) for _ in prompt_list]
-        requests = self._submit(prompt_list, params, scores=scores)
+        scores = [PromptScores(tables=[] if full_vocab else None) for _ in given]
+        requests = self._submit(given, params, scores=scores)
         for index, output in enumerate(self._drive(requests, False)):
             if output.error is not None:
                 raise InvalidArgument(f"prompts[{index}]: {output.error}") from output.error
@@ -225,10 +224,10 @@ class LLM:
         salt: str | None = None,
         **options: Any,
     ) -> list[Request]:
-        params_list = _per_prompt(
+        params_list = per_prompt(
             "sampling_params", SamplingParams() if params is None else params, len(prompts), SamplingParams
         )
-        priorities = _per_prompt("priority", priority, len(prompts), int)
+        priorities = per_prompt("priority", priority, len(prompts), int)
         if salt is not None and not isinstance(salt, str):
             raise invalid("cache_salt", salt, "must be a text or None")
         with self._lock:
@@ -283,7 +282,7 @@ class LLM:
             for request in requests:
                 self._parts.core.abort(request)
 
-    def _render(self, conversations: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> list[Any]:
+    def _render(self, dialogs: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> list[Any]:
         template = self._parts.template
         if template is None:
             raise InvalidArgument(
@@ -291,7 +290,7 @@ class LLM:
                 "chat_template.jinja); use generate() with a complete prompt"
             )
         prompts: list[Any] = []
-        for messages in conversations:
+        for messages in dialogs:
             try:
                 prompts.append(template.render(messages, add_generation_prompt, **variables))
             except DeepInferError as error:
@@ -319,35 +318,6 @@ def _increments(index: int, request: Request, sent: list[int]) -> Iterator[Strea
             completion.stop_reason,
             request.output.error if final else None,
         )
-
-
-def _prompt_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Items):
-        raise invalid("prompts", prompts, "must be a text, a list of token ids, or a list of such")
-    if prompts and all(isinstance(entry, int) and not isinstance(entry, bool) for entry in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def _conversations(messages: Any) -> list[Any]:
-    if not isinstance(messages, Items) or isinstance(messages, str | bytes) or not messages:
-        check_messages(messages)
-    return [messages] if isinstance(messages[0], Mapping) else list(messages)
-
-
-def _per_prompt(name: str, value: Any, count: int, kind: type) -> list[Any]:
-    if isinstance(value, kind) and not isinstance(value, bool):
-        return [value] * count
-    if not isinstance(value, Items) or isinstance(value, str | bytes):
-        raise invalid(name, value, f"must be {kind.__name__} or a list of them")
-    if len(value) != count:
-        raise invalid(f"len({name})", len(value), "must equal the number of prompts", nearest=count)
-    for index, entry in enumerate(value):
-        if not isinstance(entry, kind) or isinstance(entry, bool):
-            raise invalid(f"{name}[{index}]", entry, f"must be {kind.__name__}")
-    return list(value)
 
 
 def _score_tensor(scores: PromptScores) -> torch.Tensor:
