@@ -16,12 +16,18 @@ def explain(op: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Explanat
     Args:
         op: a public op (`deepinfer.ops.norm.rms_norm`) with its own arguments, or the name of an op ("norm.rms_norm")
             with canonical positional arguments.
+        args, kwargs: the arguments of the call.
 
     Returns:
         An `Explanation`; print it to see every candidate kernel with its reasons.
 
     Raises:
         InvalidArgument: the call would be refused for its arguments.
+
+    >>> import deepinfer, torch
+    >>> print(explain(deepinfer.ops.norm.rms_norm, torch.ones(2, 4), torch.ones(4)))  # doctest: +ELLIPSIS
+    norm.rms_norm on cpu:0
+    ...
     """
     if isinstance(op, str):
         return explain_call(op, args)

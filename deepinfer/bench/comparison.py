@@ -39,6 +39,13 @@ class Comparison:
 def compare(before: str | Path, after: str | Path, *, threshold: float = 0.05) -> Comparison:
     """Compare two JSONL files of rows; of several rows for one case the last one counts.
 
+    Args:
+        before, after: files that `run` wrote.
+        threshold: relative growth of the median from which a case may count as slower, 0.05 = 5 %.
+
+    Returns:
+        A `Comparison`; its `ok` is False when a case got slower or vanished.
+
     Raises:
         InvalidArgument: a file cannot be read, the threshold is negative, or no case is in both files.
     """

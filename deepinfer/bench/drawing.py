@@ -15,7 +15,11 @@ TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def picture(source: str | Path, target: str | Path) -> None:
-    """Draw the rows of JSONL file `source` into SVG file `target`; modelled rows have no share and are left out.
+    """Draw the roofline shares of a run as SVG; modelled rows have no share and are left out.
+
+    Args:
+        source: JSONL file that `run` wrote.
+        target: SVG file to write; missing folders are made.
 
     Raises:
         InvalidArgument: the file cannot be read or holds no row with a share of the roofline.

@@ -181,9 +181,15 @@ def run(
         profile: a conformance.toml to use instead of the backend's own.
         progress: called with (number done, number of items, result) after each item.
 
+    Returns:
+        A `Report`: every result, what was proved per kernel, versions and the device.
+
     Raises:
         BackendUnavailable: the device cannot be opened.
         InvalidArgument: unknown level, or a malformed profile.
+
+    >>> run("cpu", levels=["L0"]).failures
+    []
     """
     chosen = target(backend, full=not quick, model=str(model) if model else None, profile=profile)
     start = time.perf_counter()

@@ -56,11 +56,20 @@ def parse(text: str) -> DeviceSpec:
 
 
 def device(spec: str | None = None) -> Device:
-    """The device named by `spec`, opened on first use; without `spec` the current device.
+    """The device named by `spec`, opened on first use; without `spec` the current device. Chooses nothing.
+
+    Args:
+        spec: `name[/driver][:index]`, or None.
+
+    Returns:
+        The one shared `Device` of that specification.
 
     Raises:
         BackendUnavailable: the backend is missing, failed to load, or has no such device; says why and the fix.
         InvalidArgument: `spec` is malformed.
+
+    >>> device("cpu").spec
+    'cpu:0'
     """
     return current_device() if spec is None else _shared(parse(spec))
 
@@ -101,7 +110,21 @@ def _require_driver(backend: Backend, driver: str) -> None:
 
 
 def set_backend(spec: str) -> Device:
-    """Choose the device for the whole process and return it. Nothing changes when it cannot be used."""
+    """Choose the device that ops of the whole process run on. Nothing changes when it cannot be used.
+
+    Args:
+        spec: `name[/driver][:index]`: "cpu", "cuda:1", "cuda_sm10/sim", "ascend/sim:0".
+
+    Returns:
+        The device, opened on first use.
+
+    Raises:
+        BackendUnavailable: the backend is missing, failed to load, or has no such device; says why and the fix.
+        InvalidArgument: `spec` is malformed.
+
+    >>> set_backend("cpu").spec
+    'cpu:0'
+    """
     chosen = _shared(parse(spec))
     _Process.device = chosen
     return chosen
@@ -109,7 +132,18 @@ def set_backend(spec: str) -> Device:
 
 @contextlib.contextmanager
 def use_backend(spec: str | Device) -> Iterator[Device]:
-    """Choose the device inside a `with` block, for this thread (context) only."""
+    """Choose the device inside a `with` block, for this thread (context) only.
+
+    Args:
+        spec: as for `set_backend`, or an opened device.
+
+    Raises:
+        BackendUnavailable, InvalidArgument: as `set_backend`.
+
+    >>> with use_backend("cpu") as chosen:
+    ...     chosen is current_device()
+    True
+    """
     chosen = spec if isinstance(spec, Device) else _shared(parse(spec))
     token = _context.set(chosen)
     try:
@@ -119,7 +153,11 @@ def use_backend(spec: str | Device) -> Iterator[Device]:
 
 
 def current_device() -> Device:
-    """The device ops run on now; see the module's order of choice."""
+    """The device ops run on now: `use_backend` > `set_backend` > DEEPINFER_BACKEND > automatic choice.
+
+    Raises:
+        BackendUnavailable: DEEPINFER_BACKEND names a backend that cannot be used.
+    """
     found = _context.get() or _Process.device
     if found is not None:
         return found
@@ -166,7 +204,11 @@ def _try_hardware(backend: Backend, passed: list[str]) -> Device | None:
 
 
 def devices() -> list[str]:
-    """Specifications of every device that can be opened now, simulators included."""
+    """Specifications of every device that can be opened now, simulators included; opens none.
+
+    >>> "cpu:0" in devices()
+    True
+    """
     found: list[str] = []
     for name in discovery.names():
         backend = discovery.state(name).backend

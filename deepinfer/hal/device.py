@@ -34,10 +34,12 @@ class Event(abc.ABC):
     """A point in a stream. Times are device time where the device has a timer, else wall time."""
 
     @abc.abstractmethod
-    def record(self, stream: Stream) -> None: ...
+    def record(self, stream: Stream) -> None:
+        """Place the event behind everything enqueued on `stream` so far."""
 
     @abc.abstractmethod
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Block until the recorded point has been reached."""
 
     @abc.abstractmethod
     def elapsed_ms(self, stop: Event) -> float:
@@ -113,9 +115,11 @@ class Device(abc.ABC):
 
     @property
     def simulated(self) -> bool:
+        """Whether a simulator executes its kernels."""
         return self.props.kind is DriverKind.SIMULATOR
 
     def supports(self, cap: Cap) -> bool:
+        """Whether the device offers `cap`."""
         return cap in self.props.caps
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -136,7 +140,8 @@ class Device(abc.ABC):
         """(free, total) bytes."""
 
     @abc.abstractmethod
-    def current_stream(self) -> Stream: ...
+    def current_stream(self) -> Stream:
+        """The stream this thread's ops are enqueued on."""
 
     def set_stream(self, stream: Stream | None) -> None:
         """Make `stream` this thread's current stream, None the default one. A device without ASYNC_STREAMS finishes
@@ -145,10 +150,12 @@ class Device(abc.ABC):
             raise UnsupportedError(f"{self.spec} claims ASYNC_STREAMS but does not implement set_stream")
 
     @abc.abstractmethod
-    def new_stream(self) -> Stream: ...
+    def new_stream(self) -> Stream:
+        """A stream of its own, unordered with all others; released when garbage collected."""
 
     @abc.abstractmethod
-    def new_event(self) -> Event: ...
+    def new_event(self) -> Event:
+        """An event that has not been recorded."""
 
     @abc.abstractmethod
     def synchronize(self) -> None:

@@ -40,7 +40,16 @@ _extra: dict[str, Callable[[], Backend]] = {}
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
-    """Add a backend without an entry point (tests, notebooks). A later registration replaces an earlier one."""
+    """Add a backend without an entry point (tests, notebooks). A later registration replaces an earlier one.
+
+    Args:
+        name: the backend's name, equal to `Backend.name`.
+        factory: called without arguments on first use; what it raises is reported by `deepinfer.device(name)`.
+
+    >>> from deepinfer.hal.null import NullBackend
+    >>> register_backend("null", NullBackend)
+    >>> unregister_backend("null")
+    """
     with _lock:
         _extra[name] = factory
         _states.pop(name, None)

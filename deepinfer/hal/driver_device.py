@@ -123,6 +123,8 @@ class DriverDevice(Device):
         self.raw_driver = driver
         self.ctx = driver.open(index)
         self._default = DriverStream(driver, self.ctx, 0)
+        self._streams: weakref.WeakSet[DriverStream] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._local = threading.local()
         self._closer = weakref.finalize(self, release_quietly, driver, self.ctx)
 
@@ -138,13 +140,20 @@ class DriverDevice(Device):
         self._local.stream = stream or self._default
 
     def new_stream(self) -> Stream:
-        return DriverStream(self.raw_driver, self.ctx, self.raw_driver.stream_create(self.ctx))
+        stream = DriverStream(self.raw_driver, self.ctx, self.raw_driver.stream_create(self.ctx))
+        with self._lock:
+            self._streams.add(stream)
+        return stream
 
     def new_event(self) -> Event:
         return DriverEvent(self.raw_driver, self.ctx)
 
     def synchronize(self) -> None:
-        self._default.synchronize()
+        """Wait for every stream that is still in use: by driver.h the default one says nothing about the others."""
+        with self._lock:
+            streams = [self._default, *self._streams]
+        for stream in streams:
+            stream.synchronize()
 
     def load(self, image: Image) -> Executable:
         return DriverExecutable(self.raw_driver, self.ctx, image)

@@ -129,6 +129,7 @@ class Support:
 
     @property
     def ok(self) -> bool:
+        """Whether there is no reason against."""
         return not self.reasons
 
     def __bool__(self) -> bool:
@@ -136,6 +137,7 @@ class Support:
 
     @staticmethod
     def no(*reasons: str) -> Support:
+        """Not supported, for these reasons; supported when there are none."""
         return Support(tuple(reasons))
 
 

@@ -100,7 +100,11 @@ def load_config(directory: Path) -> ModelConfig:
 
 
 def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfig:
-    """Build a `ModelConfig` from the JSON object of a config.json; `where` opens error messages."""
+    """Build a `ModelConfig` from the JSON object of a config.json; `where` opens error messages.
+
+    Raises:
+        CheckpointError: a field is missing or malformed, or asks for something this model code does not compute.
+    """
     f = Fields(data, where)
     model_type = f.choice("model_type", "", MODEL_TYPES)
     v3 = model_type == "deepseek_v3"

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
 
     @property
     def is_tensor(self) -> bool:
+        """Whether values are tensors (or None)."""
         return self in (Kind.TENSOR, Kind.OPT_TENSOR)
 
 
@@ -50,6 +51,7 @@ class Param:
 
     @property
     def required(self) -> bool:
+        """Whether the parameter has no default."""
         return self.default is _MISSING
 
 
@@ -65,18 +67,22 @@ class TensorMeta:
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the elements, without gaps between rows."""
         return self.numel * self.dtype.itemsize
 
     @property
     def contiguous(self) -> bool:
+        """Whether the elements lie in order without gaps; strides of size-1 dimensions do not matter."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if size != 1 and stride != expected:

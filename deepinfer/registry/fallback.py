@@ -21,7 +21,20 @@ policy: ContextVar[str] = ContextVar("deepinfer_fallback", default="portable")
 
 @contextlib.contextmanager
 def fallback(name: str) -> Iterator[None]:
-    """Inside the block use policy `name`: "portable" (default) or "error" (raise UnsupportedError)."""
+    """Inside the block (of this thread) use policy `name` for calls that no native kernel takes.
+
+    Args:
+        name: "portable" (the default: run the portable tier on the same device, one warning per op) or "error" (raise
+            `UnsupportedError` with every candidate's reasons).
+
+    Raises:
+        InvalidArgument: another name.
+
+    >>> import deepinfer, torch
+    >>> with deepinfer.fallback("error"):
+    ...     deepinfer.ops.norm.rms_norm(torch.ones(1, 2), torch.ones(2)).shape
+    torch.Size([1, 2])
+    """
     if name not in POLICIES:
         raise invalid("fallback", name, f"must be one of {POLICIES}", nearest="'portable'")
     token = policy.set(name)

@@ -28,15 +28,23 @@ def initial_placement(experts: int, ranks: int, slots_per_rank: int) -> Placemen
 
 
 def balance(loads: torch.Tensor, ranks: int, slots_per_rank: int) -> Placement:
-    """A placement for loads [steps,E] (any real dtype, >= 0), on `ranks` ranks of `slots_per_rank` slots.
+    """A placement that evens out the ranks' work, with spare slots given to replicas of busy experts.
+
+    Args:
+        loads: [steps, E] tokens (or any measure of work, >= 0, any real dtype) each expert got in each step.
+        ranks: number of ranks R.
+        slots_per_rank: experts each rank has room for; R * slots_per_rank >= E.
+
+    Returns:
+        A `Placement` for `ExpertBuffer`; compare placements with `imbalance`.
+
+    Raises:
+        InvalidArgument: loads are not [steps, E], negative or not finite; there are fewer slots than experts.
 
     Expert 0 below is asked as often as the rest together, so it gets the spare slots.
 
     >>> balance(torch.tensor([[30, 10, 10, 10]]), ranks=3, slots_per_rank=2).slots
     (0, 1, 0, 2, 0, 3)
-
-    Raises:
-        InvalidArgument: loads are not [steps,E], negative or not finite; there are fewer slots than experts.
     """
     if not isinstance(loads, torch.Tensor) or loads.ndim != 2:
         got = list(loads.shape) if isinstance(loads, torch.Tensor) else type(loads).__name__
@@ -55,9 +63,23 @@ def balance(loads: torch.Tensor, ranks: int, slots_per_rank: int) -> Placement:
 def imbalance(placement: Placement, loads: torch.Tensor, ranks: int) -> float:
     """Time of the slowest rank over that of a perfect balance, summed over steps: >= 1, and 1 is perfect.
 
+    Args:
+        placement: where the experts live; replicas share an expert's load evenly.
+        loads: [steps, E] as for `balance`.
+        ranks: number of ranks.
+
+    Returns:
+        The ratio; 1.0 when there is no load.
+
+    Raises:
+        InvalidArgument: loads are not [steps, E], or the slots do not divide among the ranks.
+
     >>> imbalance(Placement.contiguous(2, 2), torch.tensor([[3.0, 1.0]]), ranks=2)
     1.5
     """
+    if not isinstance(loads, torch.Tensor) or loads.ndim != 2 or loads.shape[1] != placement.experts:
+        got = list(loads.shape) if isinstance(loads, torch.Tensor) else type(loads).__name__
+        raise invalid("imbalance: loads", got, f"must be a tensor [steps,{placement.experts}]")
     counts = torch.tensor([len(places) for places in placement.replicas], dtype=torch.float64)
     share = loads.detach().cpu().double() / counts
     slots = torch.tensor(placement.slots).reshape(ranks, placement.local_slots(ranks))

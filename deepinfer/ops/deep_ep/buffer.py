@@ -114,6 +114,7 @@ class ExpertBuffer:
 
     @property
     def rank(self) -> int:
+        """This rank's number."""
         return self.geometry.rank
 
     @property
@@ -285,7 +286,7 @@ class ExpertBuffer:
             try:
                 with use_backend(self.device), torch.no_grad():
                     return work(Deadline(self._timeout))
-            except BaseException as error:
+            except BaseException as error:  # an interrupt inside a collective step leaves ranks out of step as well
                 self._broken = f"{type(error).__name__}: {error}"
                 self._transport.abort()
                 if operation == "hello":

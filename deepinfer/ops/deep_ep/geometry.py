@@ -126,6 +126,16 @@ def size_hint(
 
     Pure: allocates nothing and asks no device. A transport that maps peer memory may state its own figure.
 
+    Args:
+        max_tokens, hidden, num_experts, top_k, dtype: as for `ExpertBuffer`.
+        ranks: number of ranks of the group.
+
+    Returns:
+        Bytes per rank.
+
+    Raises:
+        InvalidArgument: a size breaks its rule.
+
     >>> size_hint(128, 512, 64, 8, torch.bfloat16, ranks=4)
     8392704
     """

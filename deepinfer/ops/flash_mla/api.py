@@ -335,6 +335,9 @@ def slots_of(block_table: torch.Tensor, positions: torch.Tensor, *, page: int, b
     Returns:
         [b, ...] in the dtype of block_table.
 
+    Raises:
+        InvalidArgument: page < 1, or positions do not fit block_table.
+
     Example:
         >>> slots_of(torch.tensor([[5, 7, 99]]), torch.tensor([[0, 3, 4, -1, 8]]), page=2, blocks=8).tolist()
         [[10, 15, -1, -1, -1]]

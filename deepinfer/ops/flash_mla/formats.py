@@ -135,6 +135,9 @@ def cache_shape(format: KVFormat | str, blocks: int, page: int, d: int = 0) -> t
         page: tokens per block, >= 1.
         d: channels of a row; needed by plain formats, must be 0 or the format's own width otherwise.
 
+    Returns:
+        ((blocks, page, d or bytes per token), dtype).
+
     Raises:
         InvalidArgument: a size is out of range.
 
@@ -160,6 +163,16 @@ def new_cache(
     format: KVFormat | str, blocks: int, page: int, d: int = 0, *, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """A zeroed cache of `cache_shape`, its blocks padded as the format asks (so stride(0) may exceed page * bytes).
+
+    Args:
+        format, blocks, page, d: as for `cache_shape`.
+        device: torch device of the tensor.
+
+    Returns:
+        [blocks, page, d] or uint8 [blocks, page, bytes].
+
+    Raises:
+        InvalidArgument: as `cache_shape`.
 
     Example:
         >>> cache = new_cache(KVFormat.V4_FP8, blocks=2, page=64)

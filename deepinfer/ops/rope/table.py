@@ -96,6 +96,15 @@ def yarn_magnitude(factor: float, mscale: float) -> float:
 def softmax_factor(scaling: Mapping[str, Any] | None) -> float:
     """What the deepseek_v2/v3 classes multiply the softmax scale d_qk^-0.5 with: m(mscale_all_dim)^2 under YaRN.
 
+    Args:
+        scaling: the `rope_scaling` object of config.json, or None.
+
+    Returns:
+        The factor; 1.0 without YaRN or without mscale_all_dim.
+
+    Raises:
+        InvalidArgument: an unknown kind of scaling, or a factor that is not a number.
+
     >>> softmax_factor(None)
     1.0
     >>> round(softmax_factor({"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}), 6)
