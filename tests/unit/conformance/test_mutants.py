@@ -122,7 +122,7 @@ class LoaderDevice(QueueDevice):
 
 
 class ForgetfulDevice(QueueDevice):
-    """Hands out the previous tensor's bytes as new memory without wiping what `clone` relies on: to_device aliases."""
+    """Loses the data of every copy to the host."""
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(tensor, device="cpu")
