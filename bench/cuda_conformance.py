@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepinfer_cpu.plugin import create as create_cpu
 from deepinfer_cuda.kernels import KERNELS
 from deepinfer_cuda.plugin import create
 
@@ -31,6 +32,7 @@ def one(options: argparse.Namespace) -> int:
     """This process runs `options.op` at `options.level` and writes its report."""
     torch.set_num_threads(1)
     deepinfer.register_backend("cuda", create)
+    deepinfer.register_backend("cpu", create_cpu)
     levels = options.level or ["L2"]
     report = conformance.run(options.backend, quick=not options.full, levels=levels, ops=options.op)
     Path(options.report).write_text(json.dumps(report.to_json()))

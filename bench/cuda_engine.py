@@ -13,6 +13,7 @@ import json
 import time
 from pathlib import Path
 
+from deepinfer_cpu.plugin import create as create_cpu
 from deepinfer_cuda.plugin import create
 
 import deepinfer
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     deepinfer.register_backend("cuda", create)
+    deepinfer.register_backend("cpu", create_cpu)
     rows, problems = [], 0
     for dtype in ("float32", "bfloat16"):
         want, gaps, cpu_seconds = generate("cpu", dtype, options.tokens)

@@ -123,8 +123,7 @@ def send_plan(
     row = tl.sum(tl.where(before, tl.load(counts + every, mask=every < ranks, other=0), 0), axis=0)
     number = tl.sum(tl.where(before, tl.load(slot_counts + every, mask=every < ranks, other=0), 0), axis=0)
     lane = tl.arange(0, LANES)
-    last = rank == ranks
-    if last:
+    if rank == ranks:
         for first in range(row, room, BLOCK):
             gap = first + tl.arange(0, BLOCK)
             tl.store(tokens + gap, tl.full([BLOCK], -1, tl.int32), mask=gap < room)
@@ -139,15 +138,10 @@ def send_plan(
         final = tl.max(tl.where(mine, tl.broadcast_to(lane[None, :], mine.shape), -1), axis=1)
         slot_at = number + (tl.cumsum(here, axis=0) - here)[:, None] + tl.cumsum(one, axis=1) - one
         target = token[:, None] * lanes + lane[None, :]
-        if last:
-            nothing = tl.full([BLOCK, LANES], -1, tl.int32)
-            tl.store(rank_row + target, nothing, mask=mine)
-            tl.store(slot_row + target, nothing, mask=mine)
-        else:
-            tl.store(tokens + at, token, mask=sent > 0)
-            marked = tl.where(lane[None, :] == final[:, None], at[:, None], -1)
-            tl.store(rank_row + target, marked, mask=mine)
-            tl.store(slot_row + target, slot_at, mask=mine)
+        marked = tl.where((lane[None, :] == final[:, None]) & (rank < ranks), at[:, None], -1)
+        tl.store(tokens + at, token, mask=(sent > 0) & (rank < ranks))
+        tl.store(rank_row + target, marked, mask=mine)
+        tl.store(slot_row + target, tl.where(rank < ranks, slot_at, -1), mask=mine)
         row += tl.sum(sent, axis=0)
         number += tl.sum(here, axis=0)
 

@@ -40,12 +40,14 @@ def scale_of(largest, SCALE: tl.constexpr, FLOOR: tl.constexpr, SCALE_FLOOR: tl.
     ratio = tl.div_rn(tl.maximum(largest, FLOOR), TOP)
     if SCALE == "f32":
         value = tl.where(ratio == 0.0, 1.0, ratio)
-        return value, value
-    if SCALE == "e4m3":
+        stored = value
+    elif SCALE == "e4m3":
         code = e4m3_encode(ratio)
-        return code.to(tl.int32), e4m3_decode(code)
-    byte = ue8m0_encode(tl.maximum(ratio, SCALE_FLOOR))
-    return byte, ue8m0_decode(byte)
+        stored, value = code.to(tl.int32), e4m3_decode(code)
+    else:
+        stored = ue8m0_encode(tl.maximum(ratio, SCALE_FLOOR))
+        value = ue8m0_decode(stored)
+    return stored, value
 
 
 @triton.jit
@@ -119,8 +121,10 @@ def write_coded(
         c = tl.arange(0, PLAIN)
         mask = tl.broadcast_to((there & exists)[:, None], [ROWS, PLAIN])
         source = rows + (token.to(tl.int64) * row_step)[:, None] + (coded + c).to(tl.int64)[None, :] * row_column
-        target = (kv_cache + (data + plain_first)[:, None] + 2 * c[None, :]).to(tl.pointer_type(tl.bfloat16))
-        tl.store(target, tl.load(source, mask=mask, other=0.0).to(tl.bfloat16), mask=mask)
+        target = (kv_cache + (data + plain_first)[:, None] + 2 * c[None, :]).to(tl.pointer_type(tl.int16))
+        value = tl.load(source, mask=mask, other=0.0)
+        bits = value.to(tl.bfloat16).to(tl.int16, bitcast=True)
+        tl.store(target, tl.where(value == value, bits, 0x7FC0).to(tl.int16), mask=mask)  # one NaN for all
 
 
 @triton.jit

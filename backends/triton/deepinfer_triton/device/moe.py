@@ -23,14 +23,14 @@ def ordered(value):
 @triton.jit
 def score_of(logit, inside, SCORING: tl.constexpr):
     """Scores [G, S]; experts that do not exist score 0."""
+    # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
+    small = tl.exp(-tl.abs(logit))
     if SCORING == "softmax":
         shifted = tl.where(inside, logit, float("-inf"))
         power = tl.exp(logit - tl.max(tl.max(shifted, axis=1), axis=0))
         power = tl.where(inside, power, 0.0)
-        return tl.div_rn(power, tl.broadcast_to(tl.sum(tl.sum(power, axis=1), axis=0), power.shape))
-    # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
-    small = tl.exp(-tl.abs(logit))
-    if SCORING == "sigmoid":
+        made = tl.div_rn(power, tl.broadcast_to(tl.sum(tl.sum(power, axis=1), axis=0), power.shape))
+    elif SCORING == "sigmoid":
         made = tl.div_rn(tl.where(logit >= 0, 1.0, small), 1.0 + small)
         made = tl.where(logit == logit, made, logit)
     else:
@@ -102,8 +102,8 @@ def route(
 @triton.jit
 def swiglu_quantize(
     gate_up, route_weights, data, scale, sb, sr, sc, weight_step, limit, floor, rows, cols, br, bc, grid_rows,
-    grid_cols, lines, tiles, ROWS: tl.constexpr, CBS: tl.constexpr, BRP: tl.constexpr, BCP: tl.constexpr, BATCHED: tl.constexpr,
-    WHOLE: tl.constexpr, LIMITED: tl.constexpr, FORM: tl.constexpr,
+    grid_cols, lines, tiles, ROWS: tl.constexpr, CBS: tl.constexpr, BRP: tl.constexpr, BCP: tl.constexpr,
+    BATCHED: tl.constexpr, WHOLE: tl.constexpr, LIMITED: tl.constexpr, FORM: tl.constexpr,
 ):
     """Blocks of one row; FORM is "" (not quantised), "f32" or "ue8m0" (the scale type)."""
     matrix, row, column, inside, index = locate(grid_rows, grid_cols, lines, tiles, ROWS, CBS, BATCHED)

@@ -37,8 +37,6 @@ def locate(grid_rows, grid_cols, lines, tiles, ROWS: tl.constexpr, CBS: tl.const
 def inner(BRP: tl.constexpr, BCP: tl.constexpr):
     """(row, column) inside a block of each element of a tile row."""
     e = tl.arange(0, BRP * BCP)
-    if BRP == 1:
-        return e * 0, e
     return e // BCP, e % BCP
 
 
