@@ -90,7 +90,7 @@ def check_bfloat16(variant, path, teacher, lengths: list[int], new: int, **optio
             truth.append(teacher(path, torch.float64, full))
     mine, yard, exact = torch.cat(ours), torch.cat(theirs), torch.cat(truth)
     wrong, yard_wrong = (clear_misses(t, exact) for t in (mine, yard))
-    allowed = yard_wrong if options.get("activation_dtype") == "bfloat16" else 0
+    allowed = yard_wrong if variant == "shipped" and options["activation_dtype"] == "bfloat16" else 0
     assert wrong <= allowed, f"{wrong} clear arg-maxes differ from the oracle's (yardstick: {yard_wrong})"
     for share in (0.5, 0.99):
         error, bound = (torch.quantile((t - exact).abs().flatten()[: 10**7], share) for t in (mine, yard))
@@ -106,7 +106,8 @@ def test_float32_tokens_and_logprobs(variant, checkpoints, teacher) -> None:
 @pytest.mark.parametrize("activations", ["auto", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16_error_is_no_larger_than_the_yardstick(variant, activations, checkpoints, teacher) -> None:
-    """With bfloat16 activations (what accelerators do) clear arg-maxes may move as often as the yardstick's."""
+    """With bfloat16 activations (what accelerators do) the trained model, whose distributions are sharp, moves a clear
+    arg-max now and then in any implementation; there ours may not do so more often than the yardstick."""
     options = {"block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 256, "activation_dtype": activations}
     check_bfloat16(variant, checkpoints(variant, torch.bfloat16), teacher, [1, 9, 40, 90, 150], 16, **options)
 
