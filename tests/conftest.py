@@ -1,4 +1,8 @@
-"""Shared fixtures: every test starts and ends with no backend chosen, one torch thread, and a printed seed."""
+"""Shared fixtures: every test starts and ends with no backend chosen and torch's seed at 0.
+
+Properties are derandomised in the quick tier, so a failure there repeats; the long tier searches new examples each time
+and prints the blob that repeats one.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from deepinfer.hal import current
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the profile of hypothesis before any test module is imported."""
+    settings.register_profile("quick", derandomize=True, print_blob=True)
+    settings.register_profile("long", print_blob=True)
+    settings.load_profile("quick" if "not long" in config.getoption("markexpr", "") else "long")
 
 
 @pytest.fixture(autouse=True)

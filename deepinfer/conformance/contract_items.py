@@ -18,7 +18,7 @@ from deepinfer.conformance.item import Item, Target, require, require_none
 from deepinfer.hal import discovery
 from deepinfer.hal.backend import API_VERSION, KNOWN
 from deepinfer.hal.types import Probe, Support
-from deepinfer.registry import Call, Kernel, all_specs, get_spec, spec_names
+from deepinfer.registry import Call, Kernel, get_spec, spec_names
 from deepinfer.registry.dispatch import make_call
 
 PROBE_SECONDS = 0.05
@@ -66,7 +66,7 @@ def _probe_robust(target: Target) -> None:
     for driver in (*target.backend.drivers, "no-such-driver"):
         try:
             probe = target.backend.probe(driver)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is the finding
             require(False, f"probe({driver!r}) raised {type(error).__name__}: {error}")
             raise
         require(isinstance(probe, Probe), f"probe({driver!r}) returned {type(probe).__name__}, must be a Probe")
@@ -163,9 +163,3 @@ def _supports(kernel: Kernel) -> Any:
             require(best < SUPPORTS_SECONDS, f"{kernel!r}: supports took {best * 1e6:.0f} us at best, must be < 50 us")
 
     return run
-
-
-def undeclared(target: Target) -> list[str]:
-    """Ops for which the backend declares no kernel at all."""
-    named = {str(kernel.op) for kernel in target.backend.kernels()}
-    return [spec.name for spec in all_specs() if spec.name not in named]

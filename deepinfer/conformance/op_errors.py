@@ -62,7 +62,7 @@ def _expect(
     except error as raised:
         missing = [text for text in mentions if text not in str(raised)]
         require(not missing, f"{type(raised).__name__} does not mention {missing}: {raised}")
-    except Exception as raised:
+    except Exception as raised:  # any other class is the finding
         raise Breach(f"raised {type(raised).__name__}, must raise {error.__name__}: {raised}") from raised
     else:
         raise Breach(f"accepted the call, must raise {error.__name__} mentioning {list(mentions)}")

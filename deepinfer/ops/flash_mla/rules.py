@@ -8,7 +8,7 @@ import torch
 
 from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.ops import checks
-from deepinfer.ops.flash_mla.formats import LAYOUTS, KVFormat, Layout, format_name
+from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout, format_name
 from deepinfer.registry import Call, TensorMeta
 
 QUERY_DTYPES = (torch.bfloat16, torch.float32)
@@ -115,11 +115,6 @@ def attention_outputs(q: TensorMeta, d_v: int) -> tuple[TensorMeta, TensorMeta]:
         TensorMeta.dense((*lead, tokens, heads, d_v), q.dtype, q.device),
         TensorMeta.dense((*lead, heads, tokens), torch.float32, q.device),
     )
-
-
-def is_plain(name: str) -> bool:
-    """Whether format `name` stores rows un-quantised."""
-    return name in (KVFormat.F32.value, KVFormat.BF16.value)
 
 
 def scale(op: str, value: float) -> None:

@@ -64,7 +64,7 @@ def connect(group: Any, geometry: Geometry, timeout: float) -> list[Slab]:
         peers = {peer: Path(card.path) for peer, card in enumerate(cards) if peer != geometry.rank}
         for path in peers.values():
             slabs.append(Slab.attach(path, geometry))
-    except BaseException:
+    except BaseException:  # an interrupt must not leave slabs behind either
         for slab in slabs:
             slab.close()
         if slabs:

@@ -234,7 +234,7 @@ class SharedFactory(TransportFactory):
         transport = SharedTransport(geometry, device, connect(group, geometry, timeout))
         try:
             transport.join(Deadline(timeout))
-        except BaseException:
+        except BaseException:  # an interrupt must not leave peers waiting
             transport.abort()
             transport.close()
             raise
