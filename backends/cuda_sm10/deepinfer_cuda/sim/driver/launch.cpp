@@ -69,6 +69,8 @@ void Runtime::launch(u64 fn, const di_cuda_config& c, const di_arg* args, u32 n,
     w.grid = prepare(k, c, args, n);
     ++machine.stats.launches;
     if (machine.active.empty()) machine.rng.seed(machine.config.seed * 1000003 + 17);
+    // A full list takes no more: without this, a launch after many failed ones would pass unchecked.
+    if (machine.config.findings_fail && machine.findings.size() >= machine.config.max_findings) machine.findings.clear();
     size_t found = machine.findings.size();
     s.work.push_back(std::move(w));
     pump();
