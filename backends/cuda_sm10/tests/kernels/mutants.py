@@ -77,10 +77,14 @@ class Mutant:
 
 def entry(ptx: str, symbol: str) -> str:
     """The module reduced to one kernel."""
-    kernels = list(re.finditer(r"^(\.visible )?\.entry (\w+)\(", ptx, re.M))
-    at = next(i for i, found in enumerate(kernels) if found[2] == symbol)
-    end = kernels[at + 1].start() if at + 1 < len(kernels) else ptx.index("\n}\n", kernels[at].start()) + 3
-    return ptx[: kernels[0].start()] + ptx[kernels[at].start() : end]
+    kernels = [(found.start(), found[2]) for found in re.finditer(r"^(\.visible )?\.entry (\w+)\(", ptx, re.M)]
+    start = next(at for at, name in kernels if name == symbol)
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(ptx, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return ptx[: kernels[0][0]] + ptx[start : brace.end()] + "\n"
+    raise ValueError(f"{symbol} has no end")
 
 
 def mutants(text: str) -> Iterator[Mutant]:

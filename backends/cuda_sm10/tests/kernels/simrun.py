@@ -27,7 +27,13 @@ PATTERN = 9.0  # what D holds before the launch
 class _Control(ct.Structure):
     """The part of di_sim_control that is used here."""
 
-    _fields_ = (("struct_size", ct.c_uint32), ("set", ct.CFUNCTYPE(ct.c_int, ct.c_char_p, ct.c_char_p)))
+    _fields_ = (
+        ("struct_size", ct.c_uint32),
+        ("set", ct.CFUNCTYPE(ct.c_int, ct.c_char_p, ct.c_char_p)),
+        ("finding_count", ct.c_void_p),
+        ("finding", ct.c_void_p),
+        ("clear", ct.CFUNCTYPE(None)),
+    )
 
 
 @cache
@@ -52,12 +58,16 @@ def code(arch: str) -> Executable:
 
 
 def configure(arch: str, schedule: str = "eager", seed: int = 0, **options: Any) -> None:
-    """Checker on, findings fatal; everything not named returns to its default."""
+    """Checker on, findings fatal; everything not named returns to its default.
+
+    Earlier findings are forgotten; the list is bounded, and a full one takes no more.
+    """
     control: Any = device(arch)._sim._extension_table("sim.control", _Control)
     spurious = "on" if schedule == "random" else "off"
     defaults = {"checker": "on", "findings": "fail", "spurious_waits": spurious, "stall_instructions": 20_000_000}
     for key, value in {**defaults, **options, "schedule": schedule, "seed": seed}.items():
         assert control.set(key.encode(), str(value).encode()) == 0, (key, value)
+    control.clear()
 
 
 def integers(generator: torch.Generator, *shape: int) -> torch.Tensor:

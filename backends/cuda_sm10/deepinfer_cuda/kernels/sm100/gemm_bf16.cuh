@@ -124,8 +124,8 @@ struct GemmBf16 {
                      static_cast<int32_t>(at.group));
             }
         }
-        // The last commits still arrive at these barriers: leave when every stage was given back.
-        for (int i = 0; i < kStages; ++i, ring.next()) smem.empty[ring.stage].wait(ring.phase ^ 1);
+        if constexpr (kCtas == 2)  // commits of the even CTA still arrive here: leave when every stage was given back
+            for (int i = 0; i < kStages; ++i, ring.next()) smem.empty[ring.stage].wait(ring.phase ^ 1);
     }
 
     // Called by one thread of the only or even CTA.
