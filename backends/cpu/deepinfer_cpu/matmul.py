@@ -1,6 +1,6 @@
 """How the CPU multiplies: float32 products of rows with per-group weights, counts read once.
 
-Why float32: without AVX-512 BF16 or AMX, torch's bfloat16 product is about 8 times slower than its float32 one, while
+Why float32: without AVX-512 BF16 or AMX, torch's bfloat16 product is slower than its float32 one, while
 widening costs one pass over the operands. Products of bf16, f16 and fp8 values are exact in float32, so only the order
 of the sum differs from a native kernel.
 

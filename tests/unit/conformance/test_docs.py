@@ -96,6 +96,23 @@ def test_merge_keeps_the_newest_row(tmp_path: Path) -> None:
     ]
 
 
+def test_merge_keeps_rows_of_other_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    path.write_text('{"bench": "sm90_gemm", "us": 3.5}\n', "utf-8")
+    evidence.merge(path, [row()])
+    assert len(evidence.read([path])) == 1
+    assert '{"bench": "sm90_gemm", "us": 3.5}' in path.read_text("utf-8").splitlines()
+
+
+def test_a_failed_run_takes_back_what_was_proved(tmp_path: Path) -> None:
+    source, target = tmp_path / "r.json", tmp_path / "e.jsonl"
+    elsewhere = row(backend="cuda", driver="", device="NVIDIA H200", tier="hardware")
+    evidence.merge(target, [*evidence.from_report(report("passed")), elsewhere])
+    source.write_text(json.dumps(report("failed")), "utf-8")
+    assert evidence.main([str(source), str(target)]) == 0
+    assert evidence.read([target]) == [elsewhere]
+
+
 def test_bad_evidence_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "e.jsonl"
     path.write_text(json.dumps(row()) + "\n{\n", "utf-8")
