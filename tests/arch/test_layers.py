@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted((ROOT / "deepinfer").rglob("*.py"))
 VENDOR_MODULES = {"triton", "cuda", "acl", "torch_npu", "cupy"}
+VENDOR_WORDS = re.compile(r"\b(is_)?(cuda|npu|nvidia|ascend\d*|huawei|triton|rocm)(_|\b)", re.IGNORECASE)
 VENDOR_ATTRIBUTES = {("torch", "cuda"), ("torch", "npu"), ("torch", "xpu")}
 
 
@@ -43,6 +45,37 @@ def test_core_file_keeps_the_rules(path: Path) -> None:
     if path.name != "config.py":
         assert ("os", "environ") not in _attributes(tree), "reads the environment outside config.py"
         assert ("os", "getenv") not in _attributes(tree), "reads the environment outside config.py"
+
+
+def _words(tree: ast.AST) -> list[str]:
+    """Names, attributes and texts of a module, docstrings left out."""
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.append(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.append(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            found.append(node.value)
+    return found
+
+
+@pytest.mark.parametrize("package", ["engine", "models", "ops", "registry"])
+def test_no_vendor_is_named_above_the_hal(package: str) -> None:
+    guilty = [
+        f"{path.relative_to(ROOT)}: {word!r}"
+        for path in sorted((ROOT / "deepinfer" / package).rglob("*.py"))
+        for word in _words(ast.parse(path.read_text()))
+        if VENDOR_WORDS.search(word)
+    ]
+    assert not guilty
+
+
+def test_a_vendor_branch_would_be_found() -> None:
+    for source in ("x = t.is_cuda", "if d.type == 'npu': pass", "import torch; torch.cuda.synchronize()"):
+        assert any(VENDOR_WORDS.search(word) for word in _words(ast.parse(source))), source
+    assert not any(VENDOR_WORDS.search(word) for word in _words(ast.parse("'on cuda:1'; ascending = 'ascending'")))
 
 
 @pytest.mark.parametrize("package", ["engine", "models"])
