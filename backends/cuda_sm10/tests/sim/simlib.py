@@ -97,9 +97,12 @@ def build() -> Path:
     given = os.environ.get("DEEPINFER_CUDA_SIM_LIBRARY")
     if given:
         return Path(given)
-    if not (BUILD / "CMakeCache.txt").exists():
-        subprocess.run(["cmake", "-S", str(SOURCE), "-B", str(BUILD)], check=True, capture_output=True)
-    done = subprocess.run(["cmake", "--build", str(BUILD), "-j2"], capture_output=True, text=True)
+    whole = BUILD.parent  # the root build has the simulator as its subdirectory ptxsim
+    tree = whole if (whole / "CMakeCache.txt").exists() and not (BUILD / "CMakeCache.txt").exists() else BUILD
+    if not (tree / "CMakeCache.txt").exists():
+        subprocess.run(["cmake", "-S", str(SOURCE), "-B", str(tree)], check=True, capture_output=True)
+    command = ["cmake", "--build", str(tree), "--target", "deepinfer_cuda_sim", "-j2"]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError("the simulator does not build:\n" + (done.stdout + done.stderr)[-4000:])
     return BUILD / "libdeepinfer_cuda_sim.so"
