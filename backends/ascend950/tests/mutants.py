@@ -29,7 +29,7 @@ from deepinfer.registry import get_spec
 
 NUMBERS = {
     "gemm_plain": range(1, 13),
-    "gemm_mx": range(20, 25),
+    "gemm_mx": range(20, 26),
     "mla_sparse": range(30, 39),
     "ep_reduce": range(50, 52),
     "gemm_vec": range(60, 65),
@@ -105,7 +105,7 @@ def scenarios(source: str) -> list[Scenario]:
     if source == "gemm_plain":
         return [_gemm("gemm_bf16", PLAIN, PLAIN, 200, 300, 600, False, 1)]
     if source == "gemm_mx":
-        return [_gemm("gemm_mx", MXFP8_ROWS, MXFP8_ROWS, 200, 300, 1216, False, 1)]
+        return [_gemm("gemm_mx", MXFP8_ROWS, MXFP8_ROWS, 200, 300, 1248, False, 1)]
     if source == "gemm_vec":
         return [
             _gemm("gemm_fp8_scaled", FP8_ROWS, FP8_TILES, 200, 300, 704, True, 128),

@@ -8,7 +8,7 @@ from deepinfer_ascend950.drivers.sim import SimDriver
 
 import deepinfer.hal as hal
 from deepinfer.ops.deep_gmm import data
-from deepinfer.ops.deep_gmm.operand import MXFP8_ROWS, MXFP8_TILES, widen_exact
+from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, MXFP8_TILES, widen_exact
 from deepinfer.registry.dispatch import Op
 from deepinfer.registry.specs import get_spec
 
@@ -93,7 +93,7 @@ def test_masked_rows() -> None:
 
 @pytest.mark.parametrize("policy", [0, 1])
 @pytest.mark.parametrize("b_recipe", [MXFP8_ROWS, MXFP8_TILES])
-@pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 704), (130, 17, 128)])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 704), (130, 17, 128), (9, 40, 1), (33, 65, 550)])
 def test_block_scaled(sim: SimDriver, m: int, n: int, k: int, b_recipe: str, policy: int) -> None:
     sim.set_option("policy", policy)
     g = torch.Generator().manual_seed(4)
@@ -113,3 +113,27 @@ def test_block_scaled_groups_with_tiles() -> None:
         d = op("deep_gmm.grouped_gemm")(a, sa, MXFP8_ROWS, b, sb, MXFP8_TILES, None, "", counts, None, torch.float32)[0]
     wide_a, wide_b = widen_exact(a, sa, MXFP8_ROWS), widen_exact(b, sb, MXFP8_TILES)
     close(d, torch.cat([part @ w.t() for part, w in zip(wide_a.split(counts.tolist()), wide_b, strict=True)]))
+
+
+def test_no_depth_gives_bias_and_addend() -> None:
+    a, b, c, bias = torch.empty(20, 0).bfloat16(), torch.empty(30, 0).bfloat16(), torch.randn(20, 30), torch.randn(30)
+    assert not dense(a, b, torch.float32).any()
+    assert torch.equal(dense(a, b, torch.float32, bias), bias.expand(20, 30))
+    with hal.use_backend("ascend950/sim"):
+        d = op("deep_gmm.gemm")(a, None, "plain", b, None, "plain", None, "", c, bias, torch.float32)[0]
+    assert torch.equal(d, c + bias)
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2])
+@pytest.mark.parametrize("b_recipe", [FP8_ROWS, FP8_TILES])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 704), (130, 17, 1)])
+def test_float32_scales(sim: SimDriver, m: int, n: int, k: int, b_recipe: str, policy: int) -> None:
+    sim.set_option("policy", policy)
+    g = torch.Generator().manual_seed(6)
+    a, sa = data.random((m, k), FP8_ROWS, torch.bfloat16, g)
+    b, sb = data.random((n, k), b_recipe, torch.bfloat16, g)
+    c, bias = torch.randn(m, n, generator=g), torch.randn(n, generator=g)
+    with hal.use_backend("ascend950/sim"):
+        d = op("deep_gmm.gemm")(a, sa, FP8_ROWS, b, sb, b_recipe, None, "", c, bias, torch.float32)[0]
+    close(d, widen_exact(a, sa, FP8_ROWS) @ widen_exact(b, sb, b_recipe).t() + c.double() + bias.double())
+    assert sim.warnings() == []

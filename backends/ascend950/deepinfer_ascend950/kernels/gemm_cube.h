@@ -41,6 +41,16 @@ struct CubeGemm {
                         uint64_t(0), uint8_t(0), false, uint8_t(0), false, false, false, false);
     }
 
+    // D = bias, or zeros: the product when K is 0.
+    __aicore__ inline void empty_product(const Tile& t, uint64_t c_off) {
+        asc_lock(PIPE_MTE1, BUF_L0);
+        load_zeros<bfloat16_t>(L1_A, L1_B, di::div_up(t.rows, 16), di::div_up(t.cols, 16));
+        asc_unlock(PIPE_MTE1, BUF_L0);
+        asc_lock(PIPE_M, BUF_L0);
+        asc_mmad(mem::l0c<float>(c_off), mem::l0a<bfloat16_t>(0), mem::l0b<bfloat16_t>(0), uint16_t(t.rows), uint16_t(16), uint16_t(t.cols), uint8_t(0), true, p.bias != nullptr, p.bias == nullptr);
+        asc_unlock(PIPE_M, BUF_L0);
+    }
+
     __aicore__ inline void run() {
         asc_set_ctrl(uint64_t(asc_get_ctrl()) | di::kKeepNan);
         asc_disable_hf32();
@@ -52,7 +62,8 @@ struct CubeGemm {
             const uint64_t c_off = uint64_t(tile % 2) * 131072;
             if (p.bias != nullptr) bias(t);
             if (!MUTANT(11)) asc_lock(PIPE_M, cb);
-            static_cast<Self*>(this)->multiply(t, c_off);
+            if (p.k == 0) empty_product(t, c_off);
+            else static_cast<Self*>(this)->multiply(t, c_off);
             if (!MUTANT(11)) asc_unlock(PIPE_M, cb);
             if (p.bias != nullptr) asc_unlock(PIPE_M, BUF_BIAS);
             if (!MUTANT(12)) asc_lock(PIPE_FIX, cb);

@@ -41,6 +41,19 @@ __aicore__ inline int64_t read_index(__gm__ uint8_t* p, int64_t i, int64_t strid
     return bytes == 8 ? gm::load((__gm__ int64_t*)at) : int64_t(gm::load((__gm__ int32_t*)at));
 }
 
+// Zeros for one column block of both operands, on the way L1 -> L0: what a product over no K is made of.
+template <class T>
+__aicore__ inline void load_zeros(uint64_t a1, uint64_t b1, int32_t ra, int32_t rb) {
+    asc_fill_value_config fill;
+    fill.repeat = 1;
+    fill.blk_num = uint64_t(ra) * 16;
+    asc_fill_l1(mem::l1<half>(a1), half(0.0f), fill);
+    fill.blk_num = uint64_t(rb) * 16;
+    asc_fill_l1(mem::l1<half>(b1), half(0.0f), fill);
+    asc_copy_l12l0a(mem::l0a<T>(0), mem::l1<T>(a1), 0, 0, uint8_t(ra), 1, int16_t(ra), uint16_t(ra));
+    asc_copy_l12l0b(mem::l0b<T>(0), mem::l1<T>(b1), 0, 0, uint8_t(rb), 1, int16_t(rb), uint16_t(rb));
+}
+
 // Walks all tiles in order. BM x BN is the tile shape.
 template <int32_t BM, int32_t BN>
 struct TileWalk {

@@ -65,9 +65,16 @@ def unit_stride(meta: TensorMeta) -> bool:
     return any(step == 1 or size == 1 for step, size in zip(meta.stride[-2:], meta.shape[-2:], strict=True))
 
 
+def entry_of(call: Call) -> str:
+    """Name of the plain kernel's element type; a product over no K reads no operand, so any will do."""
+    return ENTRIES.get(call["a"].dtype, "bf16")
+
+
 def operand_reasons(call: Call, names: tuple[str, ...]) -> list[str]:
     """Why operands cannot be read by the DMA engines as they lie."""
-    reasons = []
+    reasons: list[str] = []
+    if call["a"].shape[-1] == 0:
+        return reasons  # nothing of them is read
     for name in names:
         meta = call[name]
         if not unit_stride(meta):
@@ -169,15 +176,13 @@ class PlainGemm(AscendKernel):
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         reasons = operand_reasons(call, ("a", "b")) + output_reasons(call)
-        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN):
+        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN) and call["a"].shape[-1] > 0:
             reasons.append("operands are quantised")
-        if call["a"].shape[-1] == 0:
-            reasons.append("K is 0: nothing to multiply")
         reasons += epilogue_reasons(str(self.op), call)
         return Support.no(*reasons) if reasons else YES
 
     def plan(self, device: Device, call: Call) -> Plan:
-        return Plan(state=self.load(device, f"gemm_{ENTRIES[call['a'].dtype]}"))
+        return Plan(state=self.load(device, f"gemm_{entry_of(call)}"))
 
     def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
         values, d = named(str(self.op), args), out[0]
@@ -186,8 +191,14 @@ class PlainGemm(AscendKernel):
         plan.state.launch(stream, plan.state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
 
 
+def wants_copy(scale: TensorMeta, recipe: str) -> bool:
+    """Whether scales must be rewritten before the cube can take them: per row, in pairs, at even addresses."""
+    odd = scale.shape[-1] % 2 or any(step % 2 for step in scale.stride[:-1]) or not scale.aligned
+    return recipe != MXFP8_ROWS or bool(odd) or scale.stride[-1] != 1
+
+
 class MxGemm(AscendKernel):
-    """e4m3 with UE8M0 scales per 32 of K, scaled by the cube; 32 x 32 blocks of B are expanded to rows first."""
+    """e4m3 with UE8M0 scales per 32 of K, scaled by the cube; scales that do not lie as it wants are copied first."""
 
     source = "gemm_mx"
     sources = ("kernels/gemm_mx.asc", "kernels/gemm_cube.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
@@ -200,48 +211,47 @@ class MxGemm(AscendKernel):
         if call["a_recipe"] != MXFP8_ROWS or call["b_recipe"] not in (MXFP8_ROWS, MXFP8_TILES):
             return Support.no("operands are not a pair of e4m3 with UE8M0 scales")
         reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + epilogue_reasons(str(self.op), call)
-        depth = call["a"].shape[-1]
-        if depth == 0 or depth % 64:
-            reasons.append(f"K is {depth}, must be a positive multiple of 64 (the cube takes scales in pairs)")
-        for name in ("a", "b"):
-            if call[name].stride[-1] != 1:
-                reasons.append(f"{name}: K is not the contiguous dimension")
-        for name in ("a_scale", "b_scale"):
-            meta = call[name]
-            if meta.stride[-1] != 1 and meta.shape[-1] > 1:
-                reasons.append(f"{name}: scales of a row are not contiguous")
-            elif not meta.aligned or any(step % 2 for step in meta.stride[:-1]):
-                reasons.append(f"{name}: rows of scales at odd addresses")
+        if call["a"].shape[-1] == 0:
+            reasons.append("K is 0: nothing to multiply")
         return Support.no(*reasons) if reasons else YES
 
     def plan(self, device: Device, call: Call) -> Plan:
-        state = self.load(device, "gemm_mx")
-        if call["b_recipe"] == MXFP8_ROWS:
-            return Plan(state=state)
-        return Plan(call["b"].numel // 32, (state, self.load(device, "mx_expand")))
+        pitch = -(-call["a"].shape[-1] // 64) * 2
+        sizes = [
+            _up(call[x].numel // call[x].shape[-1] * pitch, 256) if wants_copy(call[f"{x}_scale"], call[f"{x}_recipe"]) else 0
+            for x in ("a", "b")
+        ]
+        expand = self.load(device, "mx_expand") if any(sizes) else None
+        return Plan(sum(sizes), (self.load(device, "gemm_mx"), expand, *sizes, pitch))
 
     def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
         values, d = named(str(self.op), args), out[0]
         if d.numel() == 0:
             return
-        if workspace is None:
-            state = plan.state
-        else:
-            state, expand = plan.state
-            values["b_scale"] = self._expand(expand, stream, values["b"], values["b_scale"], workspace)
+        state, expand, a_size, b_size, pitch = plan.state
+        if a_size:
+            values["a_scale"] = expand_scales(expand, stream, values["a"], values["a_scale"], 1, pitch, workspace)
+        if b_size:
+            repeat = 32 if values["b_recipe"] == MXFP8_TILES else 1
+            rest = workspace[a_size:]
+            values["b_scale"] = expand_scales(expand, stream, values["b"], values["b_scale"], repeat, pitch, rest)
         state.launch(stream, state.cores, gemm_arguments(str(self.op), values, d, values["a"].shape[-1], 1))
 
-    @staticmethod
-    def _expand(
-        state: Loaded, stream: Stream, b: torch.Tensor, scale: torch.Tensor, workspace: torch.Tensor
-    ) -> torch.Tensor:
-        rows, cols = b.shape[-2], scale.shape[-1]
-        groups = b.shape[0] if b.ndim == 3 else 1
-        wide = workspace.view(scale.dtype).view((groups, rows, cols) if b.ndim == 3 else (rows, cols))
-        from_ = strides(scale)
-        tail = (from_.row, from_.group, rows, cols, groups, 0)
-        state.launch(stream, groups * -(-rows // 32), arguments([read(scale), write(wide)], "2q4i", tail))
-        return wide
+
+def _up(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+def expand_scales(
+    state: Loaded, stream: Stream, x: torch.Tensor, scale: torch.Tensor, repeat: int, pitch: int, workspace: torch.Tensor
+) -> torch.Tensor:
+    """Scales of `x`, one row per row of it and `pitch` per row, in the workspace."""
+    rows, groups = x.shape[-2], x.shape[0] if x.ndim == 3 else 1
+    wide = workspace[: groups * rows * pitch].view((groups, rows, pitch) if x.ndim == 3 else (rows, pitch))
+    step = strides(scale)
+    tail = (step.row, step.col, step.group, rows, scale.shape[-1], pitch, groups, repeat, 0)
+    state.launch(stream, groups * -(-rows // repeat), arguments([read(scale), write(wide)], "3q6i", tail))
+    return wide
 
 
 class ScaledGemm(AscendKernel):
@@ -285,16 +295,14 @@ class AddGemm(AscendKernel):
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + addend_reasons(DENSE, call)
-        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN):
+        if (call["a_recipe"], call["b_recipe"]) != (PLAIN, PLAIN) and call["a"].shape[-1] > 0:
             reasons.append("operands are quantised")
         if call["c"] is None:
             reasons.append("no addend C: the cube alone is faster")
-        if call["a"].shape[-1] == 0:
-            reasons.append("K is 0: nothing to multiply")
         return Support.no(*reasons) if reasons else YES
 
     def plan(self, device: Device, call: Call) -> Plan:
-        return Plan(state=self.load(device, f"gemm_{ENTRIES[call['a'].dtype]}_add"))
+        return Plan(state=self.load(device, f"gemm_{entry_of(call)}_add"))
 
     def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
         values, d = named(DENSE, args), out[0]
