@@ -83,7 +83,6 @@ void check_cluster(X& x) {
 }
 
 void cluster_arrive(X& x, const Inst& in, u32 lanes) {
-    if (x.w.cluster_phase != x.cl.generation) x.w.cluster_lanes = 0;
     if (x.w.cluster_lanes & lanes) x.fault(in, first_lane(lanes), "barrier.cluster.arrive twice without a wait between");
     x.w.cluster_lanes |= lanes, x.w.cluster_phase = x.cl.generation;
     // .relaxed orders nothing formally, but fence.mbarrier_init plus a relaxed arrive is the common way to publish barriers, and
@@ -93,9 +92,10 @@ void cluster_arrive(X& x, const Inst& in, u32 lanes) {
     check_cluster(x);
 }
 
-void cluster_wait(X& x, const Inst&, u32) {
+void cluster_wait(X& x, const Inst&, u32 lanes) {
     check_cluster(x);  // exited threads count as arrived
     if (x.cl.generation == x.w.cluster_phase) return x.block("cluster barrier");
+    x.w.cluster_lanes &= ~lanes;
     warp_acquire(x.w, x.cl.out);
 }
 

@@ -67,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(160) gemm(const __grid_constant__ C
 
     if (warp == 4) {
         if (lane == 0)
+#pragma unroll 1
             for (int i = 0; i < blocks; ++i) {
                 const int s = i % kStages, round = i / kStages;
                 const uint32_t bar = smem_u32(&full[s]);
@@ -81,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(160) gemm(const __grid_constant__ C
     float acc[64];
 #pragma unroll
     for (int i = 0; i < 64; ++i) acc[i] = 0;
+#pragma unroll 1
     for (int i = 0; i < blocks; ++i) {
         const int s = i % kStages, round = i / kStages;
         wait_parity(smem_u32(&full[s]), round & 1);
