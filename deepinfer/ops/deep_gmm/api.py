@@ -43,6 +43,7 @@ def gemm(
         bias: [N] bf16, f32 or f16, added before rounding.
         out_dtype: f32 or a's dtype; default a's dtype, bf16 for quantised operands.
         out: D, or None to allocate.
+        validate: accepted for uniformity; any values have a defined result.
 
     Returns:
         [M, N] in out_dtype. K = 0 gives C + bias or zeros.

@@ -39,6 +39,7 @@ def quantize_fp8(
         scale_dtype: "f32" (amax / 448 as it is) or "ue8m0" (rounded up to a power of two, stored as exponent byte).
         amax_floor: lower bound of a block's largest magnitude; 0 means none (a zero block then has scale 1).
         out: (data, scale) to write into, or None to allocate.
+        validate: accepted for uniformity; any values have a defined result.
 
     Returns:
         `Quantized` with data [..., rows, cols] float8_e4m3fn and scale [..., ceil(rows/br), ceil(cols/bc)].
@@ -73,6 +74,7 @@ def quantize_mxfp4(
         x: [..., rows, cols] f32, bf16 or f16, cols even; any strides.
         block: (rows, cols) that share a scale.
         out: (data, scale) to write into, or None to allocate.
+        validate: accepted for uniformity; any values have a defined result.
 
     Returns:
         `Quantized` with data [..., rows, cols/2] uint8 (even column in the low nibble) and uint8 exponent bytes.
@@ -100,6 +102,7 @@ def dequantize(
         q: any format; f32 scales are used as stored.
         dtype: f32, bf16 or f16.
         out: result [..., rows, cols] of `dtype`, or None to allocate.
+        validate: accepted for uniformity; any values have a defined result.
 
     Returns:
         [..., rows, cols] of `dtype`; blocks with a NaN scale are NaN.
