@@ -40,7 +40,10 @@ test: setup
 
 test-long: setup
 	$(BIN)/python -m pytest -q -n $(JOBS)
-	$(BIN)/deepinfer conformance cpu --report bench/evidence/conformance-cpu.json
+	mkdir -p build
+	$(BIN)/deepinfer conformance cpu --report build/conformance-cpu.json
+	$(BIN)/python -m deepinfer.conformance.evidence build/conformance-cpu.json bench/evidence/cpu.jsonl
+	$(BIN)/python -m deepinfer.conformance.docs
 
 bench: setup
 	$(BIN)/deepinfer bench run --backend cpu --out build/bench.jsonl
