@@ -45,6 +45,10 @@ class DriverError(DeepInferError, RuntimeError):
         self.function, self.status = function, status
 
 
+class OutOfMemory(DeepInferError, MemoryError):
+    """The device has too little free memory for this call; the message names the op and its kernel."""
+
+
 class AbiError(DeepInferError, RuntimeError):
     """A driver library speaks another ABI version, or its table is shorter than the fields that are needed."""
 

@@ -7,6 +7,7 @@ devices, alignment, plain values), so a hit needs no validation; caches belong t
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import InvalidArgument, UnsupportedError, invalid
+from deepinfer.errors import InvalidArgument, OutOfMemory, UnsupportedError, invalid
 from deepinfer.hal.current import current_device
 from deepinfer.hal.device import Device
 from deepinfer.hal.types import Support
-from deepinfer.registry import fallback
+from deepinfer.registry import aliasing, fallback
 from deepinfer.registry.call import Call, Kind, TensorMeta
 from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer.registry.kernels import candidates
 from deepinfer.registry.spec import OpSpec
 
 CACHE_LIMIT = 8192
+FLOAT32_MAX = 3.4028234663852886e38
 _Tensor = torch.Tensor
 _capture: ContextVar[bool] = ContextVar("deepinfer_capture", default=False)
 
@@ -56,6 +58,7 @@ class Resolved:
     outputs: tuple[TensorMeta, ...]
     is_fallback: bool
     reasons: tuple[str, ...]
+    extents: aliasing.Extents
 
 
 class Op:
@@ -68,6 +71,7 @@ class Op:
         self.spec = spec
         self.name = spec.name
         self._none = (None,) * len(spec.returns)
+        self._in_place = any(param.mutated for param in spec.params)
 
     def __call__(
         self, *args: Any, out: tuple[torch.Tensor | None, ...] | None = None, validate: bool = False
@@ -77,6 +81,7 @@ class Op:
         Raises:
             InvalidArgument: the arguments break the op's contract (nothing was launched).
             UnsupportedError: no kernel takes the call and the fallback policy is "error".
+            OutOfMemory: the device cannot hold the results or the workspace.
         """
         if _capture.get():
             raise CapturedCall(self.name, args)
@@ -85,9 +90,19 @@ class Op:
         entry = self.resolve(device, args, outs)
         if validate:
             self.spec.check_values(dict(zip((p.name for p in self.spec.params), args, strict=True)))
+        if out is not None or self._in_place:
+            aliasing.check_call(self.spec, entry.extents, args, outs)
         if entry.is_fallback:
             self._note_fallback(device, entry)
-        return _run(device, entry, args, outs)
+        try:
+            if torch.is_grad_enabled() and _records(entry, args, outs):
+                with torch.no_grad():  # there is no backward pass; results must not keep the inputs alive
+                    return _run(device, entry, args, outs)
+            return _run(device, entry, args, outs)
+        except (RuntimeError, MemoryError) as error:
+            if out_of_memory(error):
+                raise OutOfMemory(f"{self.name}: {entry.kernel.name} on {device.spec}: {error}") from error
+            raise
 
     def resolve(
         self, device: Device, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...] | None = None
@@ -116,14 +131,30 @@ class Op:
         self.spec.check(call)
         outputs = self.spec.outputs(call)
         _check_out(self.spec, outputs, call.out)
+        _check_memory(self.spec, call, outputs, device)
+        aliasing.check_written(self.spec, call)
         kernel, reasons, is_fallback = choose(device, call)
-        return Resolved(kernel, kernel.plan(device, call), outputs, is_fallback, reasons)
+        extents = aliasing.Extents.of(self.spec, call)
+        return Resolved(kernel, kernel.plan(device, call), outputs, is_fallback, reasons, extents)
 
     def _note_fallback(self, device: Device, entry: Resolved) -> None:
         if fallback.policy.get() == "error":
             raise UnsupportedError(f"{device.spec} has no kernel for this call of {self.name}", entry.reasons)
         fallback.warn(device, self.name, entry.reasons)
         fallback.count(device, self.name)
+
+
+def _records(entry: Resolved, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> bool:
+    """Whether torch would record this call for gradients."""
+    for at, _ in entry.extents.arguments:
+        if args[at].requires_grad:
+            return True
+    return any(tensor is not None and tensor.requires_grad for tensor in outs)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator failed; torch's host allocator has no error class of its own."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def dispatch_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
@@ -170,6 +201,10 @@ def make_call(
     values: dict[str, Any] = {}
     for param, value in zip(spec.params, args, strict=True):
         values[param.name] = _meta(spec.name, param.name, param.kind, value, device)
+    if not isinstance(out, tuple | list) or len(out) != len(spec.returns):
+        shown = f"{len(out)} entries" if isinstance(out, tuple | list) else type(out).__name__
+        rule = f"must be a tuple of {len(spec.returns)} tensors ({', '.join(spec.returns)})"
+        raise invalid(f"{spec.name}: out", shown, rule)
     metas = tuple(
         _meta(spec.name, f"out[{name}]", Kind.TENSOR, tensor, device)
         for name, tensor in zip(spec.returns, out, strict=True)
@@ -194,8 +229,8 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
             return None
         if not isinstance(value, torch.Tensor):
             raise invalid(f"{op}: {name}", value, "must be a torch.Tensor")
-        if value.layout is not torch.strided:
-            raise invalid(f"{op}: {name}", str(value.layout), "must be a dense tensor; pass .to_dense()")
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            raise invalid(f"{op}: {name}", _kind_of(value), "must be a dense tensor; pass .to_dense()")
         if not _same_device(value.device, device):
             raise invalid(
                 f"{op}: {name}", str(value.device), "must lie on the current device's memory", nearest=str(device)
@@ -205,7 +240,25 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         wanted = " or ".join("None" if t is type(None) else t.__name__ for t in allowed)
         raise invalid(f"{op}: {name}", value, f"must be {wanted}")
+    for number in tuple(value) if isinstance(value, tuple) else (value,):
+        _check_number(f"{op}: {name}", number, whole=kind is Kind.INTS)
     return value
+
+
+def _check_number(name: str, value: Any, whole: bool) -> None:
+    """Numbers must fit what kernels take: int64 and float32."""
+    if whole and (isinstance(value, bool) or not isinstance(value, int)):
+        raise invalid(name, value, "must hold integers")
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise invalid(name, value, "must fit 64 bits")
+    if isinstance(value, float) and math.isfinite(value) and abs(value) > FLOAT32_MAX:
+        raise invalid(name, value, "must fit float32", nearest=math.copysign(FLOAT32_MAX, value))
+
+
+def _kind_of(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    return f"a quantized tensor ({tensor.dtype})" if tensor.is_quantized else str(tensor.layout)
 
 
 def _same_device(actual: torch.device, wanted: torch.device) -> bool:
@@ -217,6 +270,16 @@ def _check_out(spec: OpSpec, outputs: Sequence[TensorMeta], given: Sequence[Tens
         if got.shape != want.shape or got.dtype != want.dtype:
             rule = f"must be {want.dtype} {list(want.shape)}"
             raise invalid(f"{spec.name}: out[{name}]", f"{got.dtype} {list(got.shape)}", rule)
+
+
+def _check_memory(spec: OpSpec, call: Call, outputs: Sequence[TensorMeta], device: Device) -> None:
+    """Tensors larger than the device (expanded views, absurd sizes) are refused before anything is computed."""
+    total = device.memory_info()[1] or 1 << 62
+    metas = [*call.args.items(), *zip(spec.returns, outputs, strict=True)]
+    for name, meta in metas:
+        if isinstance(meta, TensorMeta) and meta.nbytes > total:
+            rule = f"describes {meta.nbytes} bytes, more than the memory of {device.spec} ({total})"
+            raise invalid(f"{spec.name}: {name}", list(meta.shape), rule)
 
 
 def choose(device: Device, call: Call) -> tuple[Kernel, tuple[str, ...], bool]:

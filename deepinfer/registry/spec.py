@@ -79,11 +79,15 @@ class ErrorCase:
 
 
 class OpSpec(abc.ABC):
-    """Base of all op specifications. `name` is "family.op"; `params` are the canonical (flat) arguments in order."""
+    """Base of all op specifications. `name` is "family.op"; `params` are the canonical (flat) arguments in order.
+
+    `in_place`: pairs (result, parameter) for which the caller may give the parameter's very tensor as `out`.
+    """
 
     name: ClassVar[str]
     params: ClassVar[tuple[Param, ...]]
     returns: ClassVar[tuple[str, ...]]
+    in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @property
     def family(self) -> str:

@@ -44,14 +44,14 @@ class Recipe:
 
     @staticmethod
     @lru_cache(maxsize=256)
-    def parse(text: str) -> Recipe:
-        """Raises InvalidArgument when `text` is no recipe."""
+    def parse(text: str, argument: str = "recipe") -> Recipe:
+        """Raises InvalidArgument that names `argument` when `text` is no recipe."""
         if text == PLAIN:
             return Recipe()
         parts = text.split(":")
         size = parts[1].split("x") if len(parts) == 3 else ()
         if len(size) != 2 or not (size[0].isdigit() and size[1].isdigit()):
-            raise invalid("recipe", text, 'must be "plain" or "FORMAT:ROWSxCOLS:SCALE"', nearest=FP8_ROWS)
+            raise invalid(argument, text, 'must be "plain" or "FORMAT:ROWSxCOLS:SCALE"', nearest=FP8_ROWS)
         return Recipe(parts[0], (int(size[0]), int(size[1])), parts[2])
 
 
@@ -68,7 +68,7 @@ def shape_of(data: TensorMeta, recipe: str) -> tuple[int, ...]:
 def check(op: str, arg: str, data: TensorMeta, scale: TensorMeta | None, recipe: str, rank: int, letters: str) -> None:
     """Payload, scales and recipe of operand `arg` must fit together and have `rank` dimensions."""
     checks.rank(op, arg, data, rank, letters)
-    form = Recipe.parse(recipe)
+    form = Recipe.parse(recipe, f"{op}: {arg}_recipe")
     if not form.element:
         checks.dtype(op, arg, data, PLAIN_DTYPES)
         if scale is not None:

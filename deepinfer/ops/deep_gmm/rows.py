@@ -79,12 +79,12 @@ def check_values(op: str, counts: torch.Tensor, starts: torch.Tensor | None, tot
         begin = end if offsets is None else offsets[g]
         end = begin + count
         if count and not 0 <= begin <= end <= total:
-            raise invalid(f"{op}: group {g}", (begin, end), f"rows [start, start + count) must lie in [0, {total}]")
+            raise invalid(f"{op}: counts of group {g}", (begin, end), f"rows [start, start + count) must lie in [0, {total}]")
         if count:
             spans.append((begin, end, g))
     end = 0
     for first, last, g in sorted(spans):
         if first < end:
             rule = f"shares rows with group {before}, which ends at {end}"
-            raise invalid(f"{op}: group {g}", (first, last), rule, nearest=end)
+            raise invalid(f"{op}: counts of group {g}", (first, last), rule, nearest=end)
         end, before = last, g

@@ -1,6 +1,7 @@
 """The meaning of attention, in float64 and for one query token at a time: every reference of this family calls it.
 
 Written to be read, not to be fast. lse is the natural log of the sum of exponentials of the scaled logits.
+A logit of NaN or +inf makes out and lse of its row NaN.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def attend(
         k, v = (keys, values) if keys.ndim == 2 else (keys[:, head], values[:, head])
         logits = scale * (k.double() @ q[head].double())
         lse[head], top[head] = torch.logsumexp(logits, 0), logits.amax()
+        if top[head] == torch.inf:  # infinity less itself: an online softmax has no other answer
+            lse[head] = torch.nan
         out[head] = torch.softmax(logits, 0) @ v.double()
         if sink is not None:
             out[head] *= torch.sigmoid(lse[head] - sink[head].double())

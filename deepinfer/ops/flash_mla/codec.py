@@ -101,7 +101,7 @@ def take(view: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     outer, inner, step = view.stride()
     if page == 1:
         return view[:, 0].index_select(0, slots)
-    if blocks > 1 and outer % inner:
+    if inner == 0 or (blocks > 1 and outer % inner):
         return view[slots // page, slots % page]
     # Blocks a whole number of rows apart: rows of one long matrix, of which some are never named.
     apart = outer // inner if blocks > 1 else page

@@ -32,6 +32,7 @@ class RopeApply(OpSpec):
         Param("interleaved", Kind.BOOL), Param("inverse", Kind.BOOL), Param("width", Kind.INT),
     )
     returns = ("y",)
+    in_place = (("y", "x"),)
 
     def check(self, call: Call) -> None:
         x, positions, table, width = call["x"], call["positions"], call["table"], call["width"]

@@ -28,6 +28,7 @@ class ApplyTokenMask(OpSpec):
     name = "sampling.apply_token_mask"
     params = (Param("logits"), Param("mask"), Param("row_map", Kind.OPT_TENSOR))
     returns = ("masked",)
+    in_place = (("masked", "logits"),)
 
     def check(self, call: Call) -> None:
         logits, row_map = call["logits"], call["row_map"]

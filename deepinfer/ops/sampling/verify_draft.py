@@ -33,8 +33,8 @@ class VerifyDraft(OpSpec):
     The first refused row emits from max(p - q, 0) (from p, should rounding leave nothing of it), drawn with purpose
     "residual"; a row without a draft, and row s after all were accepted, emits from p with purpose "target", which is
     the very token that `sampling.sample` draws there. accepted [b] int32 counts accepted drafts, next_ids [b] int64 is
-    the emitted token. A row of p (or of q, where it decides) with NaN, or a p without any token, ends its request with
-    valid false and next id -1; accepted drafts before it stand. Other requests are not touched.
+    the emitted token. A row of p (or of q, where it decides) with NaN, or a p with +inf or without any token, ends its
+    request with valid false and next id -1; accepted drafts before it stand. Other requests are not touched.
     """
 
     name = "sampling.verify_draft"
@@ -157,7 +157,7 @@ def _exact_request(args: Args, row: int) -> tuple[int, int]:
     steps, vocab = args["target"].shape[1:]
     for r in range(steps):
         log = args["target"][row, r].double().tolist()
-        if any(value != value for value in log) or not max(log) > -math.inf:
+        if any(value != value for value in log) or not math.isfinite(max(log)):
             return r, -1
         token = int(args["draft_ids"][row, r]) if r < steps - 1 else -1
         if not 0 <= token < vocab:
