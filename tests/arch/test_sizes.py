@@ -37,6 +37,16 @@ def test_files_stay_below_their_cap() -> None:
     assert not too_long
 
 
+def test_modules_that_tests_import_by_bare_name_are_unique() -> None:
+    """Test folders of backends share one import path, so of two modules with one name only the first is ever seen."""
+    places: dict[str, list[str]] = {}
+    for path in _tracked(".py"):
+        parts = path.relative_to(ROOT).parts
+        if parts[0] == "backends" and "tests" in parts and not path.stem.startswith(("test_", "conftest", "__")):
+            places.setdefault(path.stem, []).append("/".join(parts))
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
 def test_most_files_are_small() -> None:
     sizes = sorted(_lines(path) for path in _tracked(".py") if "tests" not in path.relative_to(ROOT).parts)
     assert statistics.median(sizes) <= 120

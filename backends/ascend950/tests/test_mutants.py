@@ -1,11 +1,11 @@
-"""Mutants are caught: a few on every run, all of them in the long tier (see mutants.py)."""
+"""Mutants are caught: a few on every run, all of them in the long tier (see asc_mutants.py)."""
 
 from __future__ import annotations
 
 import pytest
+from asc_mutants import NUMBERS, judge
 from deepinfer_ascend950.device import open_simulated
 from deepinfer_ascend950.drivers.sim import SimDriver
-from mutants import NUMBERS, judge
 
 ALL = [(source, number) for source, numbers in NUMBERS.items() for number in numbers]
 QUICK = [("gemm_plain", 1), ("gemm_plain", 7), ("ep_reduce", 50)]

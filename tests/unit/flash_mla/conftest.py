@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from tests.unit.flash_mla import oracle as independent
+
 
 @pytest.fixture(scope="session")
 def oracle() -> ModuleType:
-    """The module oracle.py beside this file (tests are no package)."""
-    spec = importlib.util.spec_from_file_location("flash_mla_oracle", Path(__file__).with_name("oracle.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module oracle.py beside this file."""
+    return independent
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,7 @@ from deepinfer import device
 from deepinfer.errors import InvalidArgument
 from deepinfer.ops import sampling
 from deepinfer.registry import pin
-
-sys.path.insert(0, str(Path(__file__).parent))
-from laws import chi_square
+from tests.unit.sampling.laws import chi_square
 
 KERNELS = ["portable", "bounded_sort"]
 

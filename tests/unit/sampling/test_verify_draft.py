@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from deepinfer.ops import sampling
-
-sys.path.insert(0, str(Path(__file__).parent))
-from laws import chi_square
+from tests.unit.sampling.laws import chi_square
 
 V, S = 5, 2
 module = import_module("deepinfer.ops.sampling.verify_draft")  # the package exports a function of that name

@@ -1,6 +1,6 @@
 """The mutation suite: kernels built with one deliberate mistake each must be stopped or give a wrong result.
 
-    python backends/ascend950/tests/mutants.py        prints one line per mutant and the score
+    python backends/ascend950/tests/asc_mutants.py        prints one line per mutant and the score
 
 A mutant is a number that kernels test with MUTANT(n). Every one is run under the eager and the lazy schedule.
 """
