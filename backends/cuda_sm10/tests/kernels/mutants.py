@@ -66,6 +66,10 @@ OPERATORS: dict[str, Callable[[str], str | None]] = {
 }
 
 
+# Instructions of which each single one may be covered by a neighbour: all are dropped together.
+EVERYWHERE = ("tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;")
+
+
 @dataclass(frozen=True)
 class Mutant:
     """`name` tells the operator and which of its sites, in program order; `where` is the instruction."""
@@ -88,7 +92,7 @@ def entry(ptx: str, symbol: str) -> str:
 
 
 def mutants(text: str) -> Iterator[Mutant]:
-    """Every operator at every site; cluster barriers lose their two halves together."""
+    """Every operator at every site, then every instruction of a kind; cluster barriers lose their halves together."""
     lines = text.split("\n")
     for name, edit in OPERATORS.items():
         count = 0
@@ -99,3 +103,6 @@ def mutants(text: str) -> Iterator[Mutant]:
             rest = lines[number + 2 :] if name == "drop cluster sync" else lines[number + 1 :]
             yield Mutant(f"{name} {count}", line.strip()[:90], "\n".join([*lines[:number], changed, *rest]))
             count += 1
+    for pattern in EVERYWHERE:
+        if pattern in text:
+            yield Mutant(f"drop every {pattern}", pattern, text.replace(pattern, ""))
