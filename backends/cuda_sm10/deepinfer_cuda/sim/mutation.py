@@ -1,7 +1,8 @@
 """Broken variants of PTX kernels, to measure what the simulator's checker catches.
 
-A mutant changes one statement of a kernel the way a programmer gets it wrong: a synchronisation is dropped, a byte count, parity,
-stage or descriptor field is off. The share of mutants that end in an error, a finding or a wrong result is the mutation score.
+A mutant changes one statement of a kernel the way a programmer gets it wrong: a synchronisation is dropped, a byte
+count, parity, stage or descriptor field is off. The share of mutants that end in an error, a finding or a wrong result
+is the mutation score.
 Invariants: every mutant is valid PTX, differs from the original in one line, and names that line.
 """
 
@@ -13,9 +14,25 @@ from dataclasses import dataclass
 
 # Statements whose removal leaves valid PTX. Results of dropped waits are not used by anything but their own loop.
 DROPPED = (
-    "fence.mbarrier_init", "fence.proxy", "tcgen05.fence", "tcgen05.wait", "tcgen05.commit", "tcgen05.dealloc", "wgmma.fence", "wgmma.commit_group",
-    "wgmma.wait_group", "mbarrier.arrive", "mbarrier.init", "bar.sync", "barrier.sync", "barrier.cluster", "cp.async.bulk.wait_group",
-    "cp.async.bulk.commit_group", "cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all",
+    "fence.mbarrier_init",
+    "fence.proxy",
+    "tcgen05.fence",
+    "tcgen05.wait",
+    "tcgen05.commit",
+    "tcgen05.dealloc",
+    "wgmma.fence",
+    "wgmma.commit_group",
+    "wgmma.wait_group",
+    "mbarrier.arrive",
+    "mbarrier.init",
+    "bar.sync",
+    "barrier.sync",
+    "barrier.cluster",
+    "cp.async.bulk.wait_group",
+    "cp.async.bulk.commit_group",
+    "cp.async.commit_group",
+    "cp.async.wait_group",
+    "cp.async.wait_all",
 )
 STATEMENT = re.compile(r"^\s*(?P<guard>@!?[%\w]+\s+)?(?P<op>[a-z][\w.:]*)\s*(?P<args>.*);(?P<rest>[^;]*)$")
 
@@ -28,7 +45,7 @@ class Mutant:
     line: int
     statement: str
     text: str
-    probe: str  # the original with a trap in place of the statement: a clean run of it proves that the line is never reached
+    probe: str  # the original with a trap in place of the statement: a clean run proves the line is never reached
 
     def __str__(self) -> str:
         return f"{self.kind} at PTX line {self.line}: {self.statement[:100]}"
@@ -37,7 +54,7 @@ class Mutant:
 def _operands(args: str) -> list[str]:
     parts, depth, start = [], 0, 0
     for i, c in enumerate(args):
-        depth += c in "{[(" and 1 or -(c in "}])")
+        depth += (c in "{[(") - (c in "}])")
         if c == "," and depth == 0:
             parts.append(args[start:i].strip())
             start = i + 1
@@ -70,7 +87,7 @@ def _variants(op: str, operands: list[str]) -> Iterator[tuple[str, str]]:
         yield "stage of wait", f"{op} {operands[0]}, {_shifted(operands[1], -8)}, {', '.join(operands[2:])};"
     if op.startswith(("mbarrier.arrive", "tcgen05.commit")):
         at = next(i for i, o in enumerate(operands) if o.startswith("["))
-        moved = [*operands[:at], _shifted(operands[at], 8), *operands[at + 1:]]
+        moved = [*operands[:at], _shifted(operands[at], 8), *operands[at + 1 :]]
         yield "stage of arrive", f"{op} {', '.join(moved)};"
     if op.startswith("mbarrier.init"):
         yield "count +1", _changed(op, operands, 1, 32, "add.s32", "1")
@@ -98,6 +115,6 @@ def mutants(ptx: str) -> Iterator[Mutant]:
             guard = found["guard"] or ""
             if guard and replacement.startswith("{"):
                 continue  # a guard covers one instruction, not a scope
-            before, after = lines[:number], lines[number + 1:]
+            before, after = lines[:number], lines[number + 1 :]
             body = "\n".join([*before, guard + replacement if replacement else "", *after])
             yield Mutant(kind, number + 1, line.strip(), body, "\n".join([*before, f"{guard}trap;", *after]))

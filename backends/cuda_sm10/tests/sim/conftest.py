@@ -1,4 +1,4 @@
-"""Every test starts with the default simulator options; a failing test shows the seed it used through its parameters."""
+"""Every test starts with the default simulator options; a failing test shows its seed through its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import simlib  # noqa: E402
+import simlib
 
 
 @pytest.fixture(autouse=True)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Exact rounding with rational numbers: the independent statement of floating-point formats used by the tests."""
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ class Format:
         return 1 + self.exponent + self.mantissa
 
 
-F64, F32, F16, BF16, TF32 = Format(11, 52, 1023, "ieee"), Format(8, 23, 127, "ieee"), Format(5, 10, 15, "ieee"), Format(8, 7, 127, "ieee"), Format(8, 10, 127, "ieee")
+F64, F32, F16, BF16, TF32 = (
+    Format(11, 52, 1023, "ieee"),
+    Format(8, 23, 127, "ieee"),
+    Format(5, 10, 15, "ieee"),
+    Format(8, 7, 127, "ieee"),
+    Format(8, 10, 127, "ieee"),
+)
 E4M3, E5M2 = Format(4, 3, 7, "fn"), Format(5, 2, 15, "ieee")
 E2M3, E3M2, E2M1 = Format(2, 3, 1, "finite"), Format(3, 2, 3, "finite"), Format(2, 1, 1, "finite")
 
@@ -39,10 +46,14 @@ def decode(bits: int, f: Format) -> Fraction | float:
 
 def largest(f: Format) -> int:
     top = (1 << f.exponent + f.mantissa) - 1
-    return {"ieee": (((1 << f.exponent) - 2) << f.mantissa) | ((1 << f.mantissa) - 1), "fn": top - 1, "finite": top}[f.kind]
+    return {"ieee": (((1 << f.exponent) - 2) << f.mantissa) | ((1 << f.mantissa) - 1), "fn": top - 1, "finite": top}[
+        f.kind
+    ]
 
 
-def encode(v: Fraction | float, f: Format, mode: str = "rn", satfinite: bool = False, negative_zero: bool = False) -> int:
+def encode(
+    v: Fraction | float, f: Format, mode: str = "rn", satfinite: bool = False, negative_zero: bool = False
+) -> int:
     """Bits of v rounded to f. mode: rn rz rm rp rna. NaN becomes all ones below the sign, or the largest value of a finite format."""
     sign_bit = 1 << (f.width - 1)
     nan = (1 << (f.width - 1)) - 1
@@ -65,8 +76,13 @@ def encode(v: Fraction | float, f: Format, mode: str = "rn", satfinite: bool = F
     q = a / Fraction(2) ** (e - f.mantissa)
     whole, rest = divmod(q, 1)
     n = int(whole)
-    up = {"rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and n & 1), "rna": rest >= Fraction(1, 2), "rz": False,
-          "rm": bool(s) and rest > 0, "rp": not s and rest > 0}[mode]
+    up = {
+        "rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and n & 1),
+        "rna": rest >= Fraction(1, 2),
+        "rz": False,
+        "rm": bool(s) and rest > 0,
+        "rp": not s and rest > 0,
+    }[mode]
     n += bool(up)
     bits = n if n < 1 << f.mantissa else ((e - (1 - f.bias) + 1) << f.mantissa) + n - (1 << f.mantissa)
     if bits > largest(f):

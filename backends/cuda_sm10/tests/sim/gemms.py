@@ -24,21 +24,52 @@ def sm90(text: str, m: int = 64, n: int = 128, k: int = 512, seed: int = 0) -> b
     module = simlib.Module(text, simlib.SM90)
     (a, fa), (b, fb) = bf16((m, k), seed), bf16((n, k), seed + 1)
     d = np.zeros((m, n), np.float32)
-    maps = (simlib.tensor_map(a, "bf16", [k, m], [2 * k], [64, 64], "128"), simlib.tensor_map(b, "bf16", [k, n], [2 * k], [64, 128], "128"))
-    module.launch("gemm", (m // 64, n // 128), 160, *maps, d, n, k, simlib.Span(a, False), simlib.Span(b, False), smem=3 * (64 + 128) * 64 * 2)
+    maps = (
+        simlib.tensor_map(a, "bf16", [k, m], [2 * k], [64, 64], "128"),
+        simlib.tensor_map(b, "bf16", [k, n], [2 * k], [64, 128], "128"),
+    )
+    module.launch(
+        "gemm",
+        (m // 64, n // 128),
+        160,
+        *maps,
+        d,
+        n,
+        k,
+        simlib.Span(a, False),
+        simlib.Span(b, False),
+        smem=3 * (64 + 128) * 64 * 2,
+    )
     return bool(np.array_equal(d, fa @ fb.T))
 
 
-def sm100(text: str, ctas: int, m: int | None = None, n: int = 128, k: int = 512, seed: int = 0, tiles: int = 1) -> bool:
+def sm100(
+    text: str, ctas: int, m: int | None = None, n: int = 128, k: int = 512, seed: int = 0, tiles: int = 1
+) -> bool:
     """Runs the sm_100 kernel with 1 or 2 CTAs per tile, `tiles` column tiles in turn; True if the result is exact."""
     n *= tiles
     m = m or 128 * ctas
     module = simlib.Module(text, simlib.SM100)
     (a, fa), (b, fb) = bf16((m, k), seed), bf16((n, k), seed + 1)
     d = np.zeros((m, n), np.float32)
-    maps = (simlib.tensor_map(a, "bf16", [k, m], [2 * k], [64, 128], "128"), simlib.tensor_map(b, "bf16", [k, n], [2 * k], [64, 128 // ctas], "128"))
+    maps = (
+        simlib.tensor_map(a, "bf16", [k, m], [2 * k], [64, 128], "128"),
+        simlib.tensor_map(b, "bf16", [k, n], [2 * k], [64, 128 // ctas], "128"),
+    )
     smem = 3 * (128 + 128 // ctas) * 64 * 2
-    module.launch(f"gemm_{ctas}cta", (m // 128, n // 128 // tiles), 192, *maps, d, n, k, tiles, simlib.Span(a, False), simlib.Span(b, False), smem=smem)
+    module.launch(
+        f"gemm_{ctas}cta",
+        (m // 128, n // 128 // tiles),
+        192,
+        *maps,
+        d,
+        n,
+        k,
+        tiles,
+        simlib.Span(a, False),
+        simlib.Span(b, False),
+        smem=smem,
+    )
     return bool(np.array_equal(d, fa @ fb.T))
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Integer, bit and carry instructions against Python integers."""
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ BINARY: dict[str, Callable[[int, int], int]] = {
     "shr.u32": lambda a, b: 0 if b > 31 else a >> b,
     "shr.s32": lambda a, b: s(a, 32) >> min(b, 31),
     "add.u16x2": lambda a, b: (a + b & 0xFFFF) | ((a >> 16) + (b >> 16) & 0xFFFF) << 16,
-    "max.s16x2": lambda a, b: (max(s(a & 0xFFFF, 16), s(b & 0xFFFF, 16)) & 0xFFFF) | (max(s(a >> 16, 16), s(b >> 16, 16)) & 0xFFFF) << 16,
+    "max.s16x2": lambda a, b: (max(s(a & 0xFFFF, 16), s(b & 0xFFFF, 16)) & 0xFFFF)
+    | (max(s(a >> 16, 16), s(b >> 16, 16)) & 0xFFFF) << 16,
     "bmsk.clamp.b32": lambda a, b: 0 if a > 31 else ((1 << min(b, 32)) - 1) << a,
 }
 
@@ -81,8 +83,11 @@ def test_binary_64(op: str) -> None:
 
 def test_wide_products_and_mad() -> None:
     a, b = pairs(special_u32(), 3)
-    got = execute("mul.wide.u32 %u, %a, %b;\nmul.wide.s32 %s, %a, %b;\nmad.lo.s32 %m, %a, %b, %a;\nmad.hi.u32 %h, %a, %b, %b;\nmad.wide.s32 %w, %a, %b, %u;",
-                  {"a": a, "b": b}, {"u": np.uint64, "s": np.uint64, "m": np.uint32, "h": np.uint32, "w": np.uint64})
+    got = execute(
+        "mul.wide.u32 %u, %a, %b;\nmul.wide.s32 %s, %a, %b;\nmad.lo.s32 %m, %a, %b, %a;\nmad.hi.u32 %h, %a, %b, %b;\nmad.wide.s32 %w, %a, %b, %u;",
+        {"a": a, "b": b},
+        {"u": np.uint64, "s": np.uint64, "m": np.uint32, "h": np.uint32, "w": np.uint64},
+    )
     ia, ib = [int(v) for v in a], [int(v) for v in b]
     assert got["u"].tolist() == [x * y for x, y in zip(ia, ib, strict=True)]
     assert got["s"].tolist() == [s(x, 32) * s(y, 32) & M64 for x, y in zip(ia, ib, strict=True)]
@@ -94,9 +99,12 @@ def test_wide_products_and_mad() -> None:
 def test_carry_chains() -> None:
     a, b = pairs(special_u32(), 4)
     c, d = pairs(special_u32(), 5)
-    got = execute("add.cc.u32 %l, %a, %b;\naddc.u32 %h, %c, %e;\nsub.cc.u32 %sl, %a, %b;\nsubc.u32 %sh, %c, %e;\n"
-                  "mad.lo.cc.u32 %ml, %a, %b, %c;\nmadc.hi.u32 %mh, %a, %b, %e;",
-                  {"a": a, "b": b, "c": c, "e": d}, {k: np.uint32 for k in ("l", "h", "sl", "sh", "ml", "mh")})
+    got = execute(
+        "add.cc.u32 %l, %a, %b;\naddc.u32 %h, %c, %e;\nsub.cc.u32 %sl, %a, %b;\nsubc.u32 %sh, %c, %e;\n"
+        "mad.lo.cc.u32 %ml, %a, %b, %c;\nmadc.hi.u32 %mh, %a, %b, %e;",
+        {"a": a, "b": b, "c": c, "e": d},
+        dict.fromkeys(("l", "h", "sl", "sh", "ml", "mh"), np.uint32),
+    )
     for i in range(len(a)):
         x, y, p, q = int(a[i]), int(b[i]), int(c[i]), int(d[i])
         total = (x | p << 32) + (y | q << 32) & M64
@@ -125,9 +133,12 @@ def test_bit_fields() -> None:
     a = rng.integers(0, 1 << 32, 512, np.uint32)
     b = rng.integers(0, 1 << 32, 512, np.uint32)
     p, n = rng.integers(0, 40, 512, np.uint32), rng.integers(0, 40, 512, np.uint32)
-    got = execute("bfe.u32 %u, %a, %p, %n;\nbfe.s32 %s, %a, %p, %n;\nbfi.b32 %i, %a, %b, %p, %n;\npopc.b32 %c, %a;\nclz.b32 %z, %p;\nbrev.b32 %r, %a;\n"
-                  "bfind.u32 %f, %p;\nfns.b32 %g, %a, 0, 3;".replace("%p", "%pp"),
-                  {"a": a, "b": b, "pp": p, "n": n}, {k: np.uint32 for k in ("u", "s", "i", "c", "z", "r", "f", "g")})
+    got = execute(
+        "bfe.u32 %u, %a, %p, %n;\nbfe.s32 %s, %a, %p, %n;\nbfi.b32 %i, %a, %b, %p, %n;\npopc.b32 %c, %a;\nclz.b32 %z, %p;\nbrev.b32 %r, %a;\n"
+        "bfind.u32 %f, %p;\nfns.b32 %g, %a, 0, 3;".replace("%p", "%pp"),
+        {"a": a, "b": b, "pp": p, "n": n},
+        dict.fromkeys(("u", "s", "i", "c", "z", "r", "f", "g"), np.uint32),
+    )
     for i in range(512):
         v, w, pos, length = int(a[i]), int(b[i]), int(p[i]), int(n[i])
         assert int(got["u"][i]) == bfe(v, pos, length, 32, False)
@@ -145,8 +156,11 @@ def test_bit_fields() -> None:
 def test_permute_logic_funnel() -> None:
     rng = np.random.default_rng(7)
     a, b, c = (rng.integers(0, 1 << 32, 256, np.uint32) for _ in range(3))
-    got = execute("prmt.b32 %m, %a, %b, %c;\nlop3.b32 %l, %a, %b, %c, 0xCA;\nshf.l.wrap.b32 %x, %a, %b, %c;\nshf.r.clamp.b32 %y, %a, %b, %c;\nprmt.b32.f4e %z, %a, %b, %c;",
-                  {"a": a, "b": b, "c": c}, {k: np.uint32 for k in ("m", "l", "x", "y", "z")})
+    got = execute(
+        "prmt.b32 %m, %a, %b, %c;\nlop3.b32 %l, %a, %b, %c, 0xCA;\nshf.l.wrap.b32 %x, %a, %b, %c;\nshf.r.clamp.b32 %y, %a, %b, %c;\nprmt.b32.f4e %z, %a, %b, %c;",
+        {"a": a, "b": b, "c": c},
+        dict.fromkeys(("m", "l", "x", "y", "z"), np.uint32),
+    )
     for i in range(256):
         x, y, z = int(a[i]), int(b[i]), int(c[i])
         both = y << 32 | x
@@ -166,8 +180,11 @@ def test_permute_logic_funnel() -> None:
 def test_dot_products() -> None:
     rng = np.random.default_rng(8)
     a, b, c = (rng.integers(0, 1 << 32, 64, np.uint32) for _ in range(3))
-    got = execute("dp4a.s32.u32 %x, %a, %b, %c;\ndp2a.hi.s32.s32 %y, %a, %b, %c;\nsad.u32 %z, %a, %b, %c;", {"a": a, "b": b, "c": c},
-                  {k: np.uint32 for k in ("x", "y", "z")})
+    got = execute(
+        "dp4a.s32.u32 %x, %a, %b, %c;\ndp2a.hi.s32.s32 %y, %a, %b, %c;\nsad.u32 %z, %a, %b, %c;",
+        {"a": a, "b": b, "c": c},
+        dict.fromkeys(("x", "y", "z"), np.uint32),
+    )
     for i in range(64):
         x, y, z = int(a[i]), int(b[i]), int(c[i])
         four = sum(s(x >> 8 * k & 255, 8) * (y >> 8 * k & 255) for k in range(4))
@@ -179,9 +196,14 @@ def test_dot_products() -> None:
 
 def test_packing_moves() -> None:
     a = np.arange(32, dtype=np.uint32) * 0x01010101
-    got = execute("mov.b32 {%h0, %h1}, %a;\nmov.b32 %x, {%h1, %h0};\nmov.b64 %y, {%a, %x};\nmov.b64 {_, %z}, %y;\nmov.b128 %w, {%y, %y};\nmov.b128 {_, %v}, %w;",
-                  {"a": a}, {"x": np.uint32, "y": np.uint64, "z": np.uint32, "v": np.uint64}, regs=".reg .b16 %h<2>;\n.reg .b128 %w;")
+    got = execute(
+        "mov.b32 {%h0, %h1}, %a;\nmov.b32 %x, {%h1, %h0};\nmov.b64 %y, {%a, %x};\nmov.b64 {_, %z}, %y;\nmov.b128 %w, {%y, %y};\nmov.b128 {_, %v}, %w;",
+        {"a": a},
+        {"x": np.uint32, "y": np.uint64, "z": np.uint32, "v": np.uint64},
+        regs=".reg .b16 %h<2>;\n.reg .b128 %w;",
+    )
     swapped = (a >> 16 | a << 16).astype(np.uint32)
     assert np.array_equal(got["x"], swapped)
     assert np.array_equal(got["y"], a.astype(np.uint64) | swapped.astype(np.uint64) << 32)
-    assert np.array_equal(got["z"], swapped) and np.array_equal(got["v"], got["y"])
+    assert np.array_equal(got["z"], swapped)
+    assert np.array_equal(got["v"], got["y"])
