@@ -90,8 +90,8 @@ def check_bfloat16(variant, path, teacher, lengths: list[int], new: int, **optio
             truth.append(teacher(path, torch.float64, full))
     mine, yard, exact = torch.cat(ours), torch.cat(theirs), torch.cat(truth)
     wrong, yard_wrong = (clear_misses(t, exact) for t in (mine, yard))
-    # The trained model's distributions are so sharp that bfloat16 activations move 2 or 3 of 1200 clear arg-maxes in any
-    # implementation. Where the yardstick shows that, they cannot be asked of ours; the quantiles still bind.
+    # The trained model's distributions are so sharp that bfloat16 activations move 2 or 3 of 1200 clear arg-maxes in
+    # any implementation. Where the yardstick shows that, it cannot be asked of ours; the quantiles still bind.
     excused = variant == "shipped" and options["activation_dtype"] == "bfloat16" and yard_wrong > 0
     assert wrong == 0 or excused, f"{wrong} clear arg-maxes differ from the oracle's (yardstick: {yard_wrong})"
     for share in (0.5, 0.99):
