@@ -42,10 +42,12 @@ def one(options: argparse.Namespace) -> int:
 
 
 def spawn(options: argparse.Namespace, arguments: list[str], report: Path) -> tuple[dict[str, Any] | None, str]:
-    command = [sys.executable, __file__, "--backend", options.backend, "--report", str(report), *arguments]
+    command = [sys.executable, "-X", "faulthandler", __file__, "--backend", options.backend, "--report", str(report), *arguments]
     command += ["--full"] if options.full else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
-    text = done.stdout[-6000:] + (done.stderr[-2000:] if not report.exists() else "")
+    text = done.stdout[-6000:]
+    if not report.exists():
+        text += f"exit status {done.returncode}\n{done.stderr[-2000:]}"
     return (json.loads(report.read_text()) if report.exists() else None), text
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepinfer_cpu.plugin import create as create_cpu
 from deepinfer_cuda.plugin import create
 from sm90_gemm import sustained
 
@@ -85,7 +86,8 @@ def caches() -> dict[str, Job]:
         width = layout.width or 576
         count = 131072 if width > 128 else 524288
         cache = new_cache(name, count // 64, 64, width if not layout.quantised else 0, device="cuda")
-        slots = torch.randperm(count, device="cuda")
+        pages = torch.randperm(count // 64, device="cuda") * 64  # whole pages in random order, as a block table has
+        slots = (pages[:, None] + torch.arange(64, device="cuda")).flatten()
         rows = randn(count, width, dtype=torch.float32 if name == "f32" else torch.bfloat16)
         stored = layout.token_bytes or width * rows.element_size()
         moved = float(count * (stored + width * rows.element_size() + 8))
@@ -166,6 +168,8 @@ def overhead() -> dict[str, float]:
     program, stream = entry.plan.state[0], deepinfer.current_device().current_stream()
     calls: dict[str, Callable[[], object]] = {
         "op_us": lambda: op(x, weight, 1e-6, out=(y,)), "launch_us": lambda: program.run(stream, (x, weight), (y,)),
+        "stream_us": lambda: deepinfer.current_device().current_stream(),
+        "resolve_us": lambda: op.resolve(deepinfer.current_device(), (x, weight, 1e-6), (y,)),
     }
     found: dict[str, float] = {}
     for name, call in calls.items():
@@ -215,6 +219,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     deepinfer.register_backend("cuda", create)
+    deepinfer.register_backend("cpu", create_cpu)
     device = deepinfer.set_backend("cuda:0")
     figures: dict[str, Any] = cold(device)
     rows: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ from deepinfer_triton.kernel import (
 )
 
 ROW_LIMIT = 8192
-TILE = 2048
+TILE = 4096
 SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
 
 

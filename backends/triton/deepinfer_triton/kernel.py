@@ -23,6 +23,8 @@ from deepinfer_triton.compile import ARCHITECTURES, TritonBuild
 
 GRID_LIMIT = 2**31 - 1  # blocks along x; kernels use no other dimension
 Number = int | float
+# Strides that are compiled in when they are 1: only then does the compiler know that neighbours are neighbours.
+UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "lane_step", "index_lane"})
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ def specialise(call: Call, program: Program) -> TritonBuild:
         if meta.aligned:
             divisible.add(tensor)
     for label, value in program.numbers.items():
+        if label in UNIT_STRIDES and value == 1:
+            constants[label] = 1
+            continue
         signature.append((label, number(value)[0]))
         if isinstance(value, int) and value % 16 == 0:
             divisible.add(label)

@@ -50,7 +50,7 @@ class RmsNorm(TritonKernel):
         rows = max(TILE // block, 1)
         numbers = {**{label: view[1] for label, view in views.items()}, "rows": count, "d": d, "eps": call["eps"]}
         tensors = (*(name for name, _ in self.inputs), "weight", *self.outputs)
-        warps = min(max(rows * block // 512, 1), 16)
+        warps = min(max(rows * block // 1024, 1), 16)
         function = f"norm.{self.op.partition('.')[2]}"
         return (Program(function, ceil_div(count, rows), tensors, numbers, {"ROWS": rows, "BLOCK": block}, warps),)
 

@@ -11,7 +11,7 @@ from deepinfer.registry import Call, TensorMeta
 from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, next_power_of_two, result_meta
 
 ROW_LIMIT = 8192
-TILE = 2048
+TILE = 4096
 
 
 def _steps(meta: TensorMeta) -> tuple[int, int]:

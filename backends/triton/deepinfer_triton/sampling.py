@@ -39,7 +39,7 @@ class ApplyTokenMask(TritonKernel):
         if logits.numel == 0:
             return ()
         (rows, step), (_, mask_step) = rows_view(logits) or (0, 0), rows_view(mask) or (0, 0)
-        block = min(next_power_of_two(logits.shape[1]), BLOCK)
+        block = min(max(next_power_of_two(logits.shape[1]), 32), BLOCK)
         tiles = ceil_div(logits.shape[1], block)
         numbers = {
             "step": step, "mask_step": mask_step, "masks": mask.shape[0], "vocabulary": logits.shape[1], "tiles": tiles,

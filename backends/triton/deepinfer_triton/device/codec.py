@@ -86,6 +86,33 @@ def nan_where(bad, value):
 
 
 @triton.jit
+def quotient(x, scale):
+    """The correctly rounded x / scale of rows x [P, E] with |x| <= 1000 * scale [P]; a NaN scale makes its row NaN.
+
+    One true division per row, then per element a residual step, which rounds correctly when the reciprocal does
+    (Markstein 1990). Both sides are first scaled by the power of two that brings the divisor near 1, so that nothing
+    overflows; what underflows then is far below the smallest code.
+    """
+    field = scale.to(tl.int32, bitcast=True) >> 23
+    bits = tl.where(field >= 254, 0x400000, (254 - tl.minimum(field, 253)) << 23)
+    bits = tl.where(field == 0, 0x7F000000, bits)
+    power = bits.to(tl.float32, bitcast=True)
+    divisor = scale * power
+    near = tl.div_rn(1.0, divisor)
+    wide = x * power[:, None]
+    first = wide * near[:, None]
+    rest = tl.fma(-first, tl.broadcast_to(divisor[:, None], x.shape), wide)
+    made = tl.fma(rest, tl.broadcast_to(near[:, None], x.shape), first)
+    return tl.where(wide == 0.0, first, made)  # the residual step would lose the sign of a zero
+
+
+@triton.jit
+def ue8m0_reciprocal(byte):
+    """float32 2^(127 - byte): multiplying by it is dividing by the scale, bit for bit."""
+    return ue8m0_decode(tl.where(byte == 255, 255, 254 - byte))
+
+
+@triton.jit
 def fp8_blocks(x, floor, UE8M0: tl.constexpr):
     """Quantise rows of x [P, E], one block each: (payload uint8 [P, E], scale [P] as stored: float32 or int32 byte)."""
     largest = tl.max(magnitude_bits(x), axis=1)
@@ -94,12 +121,11 @@ def fp8_blocks(x, floor, UE8M0: tl.constexpr):
     ratio = tl.div_rn(size, 448.0)
     if UE8M0:
         stored = tl.where(bad, 255, ue8m0_encode(ratio))
-        scale = ue8m0_decode(stored)
+        value = x * ue8m0_reciprocal(stored)[:, None]
     else:
-        scale = nan_where(bad, tl.where(ratio == 0.0, 1.0, ratio))
-        stored = scale
-    code = e4m3_encode(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)))
-    return tl.where(bad[:, None], 0x7F, code.to(tl.int32)).to(tl.uint8), stored
+        stored = nan_where(bad, tl.where(ratio == 0.0, 1.0, ratio))
+        value = quotient(x, stored)
+    return e4m3_encode(value), stored  # every value of a bad block is NaN by now, whose code is 0x7F
 
 
 @triton.jit
@@ -109,4 +135,4 @@ def mxfp4_blocks(x, floor):
     bad = largest >= INF_BITS
     size = tl.maximum(tl.where(bad, 0, largest).to(tl.float32, bitcast=True), floor)
     stored = tl.where(bad, 255, ue8m0_encode(tl.div_rn(size, 6.0)))
-    return e2m1_encode(tl.div_rn(x, tl.broadcast_to(ue8m0_decode(stored)[:, None], x.shape))), stored
+    return e2m1_encode(x * ue8m0_reciprocal(stored)[:, None]), stored

@@ -18,8 +18,10 @@ from deepinfer_triton.device.codec import (
     magnitude_bits,
     nan_where,
     pack_pairs,
+    quotient,
     ue8m0_decode,
     ue8m0_encode,
+    ue8m0_reciprocal,
     unpack_pairs,
 )
 
@@ -99,7 +101,10 @@ def write_coded(
     bad = largest >= INF_BITS
     size = tl.where(bad, 0, largest).to(tl.float32, bitcast=True)
     stored, factor = scale_of(size, SCALE, FLOOR, SCALE_FLOOR, TOP)
-    scaled = tl.div_rn(value, tl.broadcast_to(factor[:, None], [ROWS * TILES, TILE]))
+    if SCALE == "ue8m0":
+        scaled = value * ue8m0_reciprocal(stored)[:, None]
+    else:
+        scaled = quotient(value, factor)
     if BITS == 8:
         code = tl.where(bad[:, None], 0x7F, e4m3_encode(scaled).to(tl.int32)).to(tl.uint8)
         k = j

@@ -21,21 +21,29 @@ def ordered(value):
 
 
 @triton.jit
-def score_of(logit, inside, SCORING: tl.constexpr):
-    """Scores [G, S]; experts that do not exist score 0."""
+def spread(logit, inside, SCORING: tl.constexpr):
+    """(largest logit, sum of powers above it) of a row's logits [G, S], which softmax needs."""
+    top = tl.max(tl.max(tl.where(inside, logit, float("-inf")), axis=1), axis=0)
+    total = top
+    if SCORING == "softmax":
+        power = tl.where(inside, tl.exp(logit - top), 0.0)
+        total = tl.sum(tl.sum(power, axis=1), axis=0)
+    return top, total
+
+
+@triton.jit
+def value_of(logit, top, total, SCORING: tl.constexpr):
+    """Scores of logits of any shape."""
     # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
     small = tl.exp(-tl.abs(logit))
     if SCORING == "softmax":
-        shifted = tl.where(inside, logit, float("-inf"))
-        power = tl.exp(logit - tl.max(tl.max(shifted, axis=1), axis=0))
-        power = tl.where(inside, power, 0.0)
-        made = tl.div_rn(power, tl.broadcast_to(tl.sum(tl.sum(power, axis=1), axis=0), power.shape))
+        made = tl.div_rn(tl.exp(logit - top), tl.broadcast_to(total, logit.shape))
     elif SCORING == "sigmoid":
         made = tl.div_rn(tl.where(logit >= 0, 1.0, small), 1.0 + small)
         made = tl.where(logit == logit, made, logit)
     else:
         made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(small))
-    return tl.where(inside, made, 0.0)
+    return made
 
 
 @triton.jit
@@ -72,7 +80,9 @@ def route(
     inside = (g < groups)[:, None] & (s < size)[None, :]
     expert = g[:, None] * size + s[None, :]
     place = token * step + expert.to(tl.int64) * expert_step
-    score = score_of(tl.load(logits + place, mask=inside, other=0.0).to(tl.float32), inside, SCORING)
+    logit = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32)
+    top, total = spread(logit, inside, SCORING)
+    score = tl.where(inside, value_of(logit, top, total, SCORING), 0.0)
     rank = score
     if bias is not None:
         rank = score + tl.load(bias + expert.to(tl.int64) * bias_step, mask=inside, other=0.0).to(tl.float32)
@@ -83,15 +93,14 @@ def route(
     key = (order.to(tl.int64) << 32) + (GP * SP - 1 - expert)
     key = tl.where(inside, key, -(1 << 63))
     slot = tl.arange(0, KP)
-    chosen = tl.zeros([KP], dtype=tl.float32)
     names = tl.zeros([KP], dtype=tl.int32)
     for k in range(top_k):
-        here = key == tl.max(tl.max(key, axis=1), axis=0)
-        name = tl.max(tl.max(tl.where(here, expert, -1), axis=1), axis=0)
-        picked = tl.sum(tl.sum(tl.where(here, score, 0.0), axis=1), axis=0)
-        chosen = tl.where(slot == k, picked, chosen)
-        names = tl.where(slot == k, name, names)
-        key = tl.where(here, -(1 << 63), key)
+        best = tl.max(tl.max(key, axis=1), axis=0)
+        names = tl.where(slot == k, GP * SP - 1 - (best & 0xFFFFFFFF).to(tl.int32), names)
+        key = tl.where(key == best, -(1 << 63), key)
+    # the winners' scores once more: cheaper than carrying them through every maximum
+    picked = tl.load(logits + token * step + names.to(tl.int64) * expert_step, mask=slot < top_k, other=0.0)
+    chosen = tl.where(slot < top_k, value_of(picked.to(tl.float32), top, total, SCORING), 0.0)
     if RENORMALIZE:
         chosen = tl.div_rn(chosen, tl.broadcast_to(tl.sum(chosen, axis=0) + eps, chosen.shape))
     target = token * top_k + slot
@@ -110,11 +119,11 @@ def swiglu_quantize(
     i, j = inner(BRP, BCP)
     place, mask = cover(matrix, row, column, i, j, inside, rows, cols, br, bc, WHOLE)
     gate = load_tile(gate_up, matrix, row, column, i, j, mask, sb, sr, sc, br, bc)
-    up = load_tile(gate_up + sc.to(tl.int64) * cols, matrix, row, column, i, j, mask, sb, sr, sc, br, bc)
+    up = load_tile(gate_up + tl.cast(sc, tl.int64) * cols, matrix, row, column, i, j, mask, sb, sr, sc, br, bc)
     if LIMITED:
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    made = tl.div_rn(gate, 1.0 + tl.exp(-gate)) * up
+    made = gate / (1.0 + tl.exp(-gate)) * up
     if route_weights is not None:
         factor = tl.load(route_weights + row.to(tl.int64) * weight_step, mask=inside, other=0.0)
         made = made * factor[:, None]
