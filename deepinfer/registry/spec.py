@@ -47,7 +47,7 @@ class Case:
     """One input of an op: named parameters, and `make(generator)` which builds the canonical arguments on the CPU.
 
     `tags`: "quick" (every run), "full" (long tier), "bench" (timed), "edge" (an edge rule), "profile:NAME".
-    `refs`: ids of bug reports this case pins down (C01...).
+    `refs`: public bug reports that this case pins down (C01...), listed in docs/reports.md.
     """
 
     op: str

@@ -79,7 +79,8 @@ def check_values(op: str, counts: torch.Tensor, starts: torch.Tensor | None, tot
         begin = end if offsets is None else offsets[g]
         end = begin + count
         if count and not 0 <= begin <= end <= total:
-            raise invalid(f"{op}: counts of group {g}", (begin, end), f"rows [start, start + count) must lie in [0, {total}]")
+            rule = f"rows [start, start + count) must lie in [0, {total}]"
+            raise invalid(f"{op}: counts of group {g}", (begin, end), rule)
         if count:
             spans.append((begin, end, g))
     end = 0
