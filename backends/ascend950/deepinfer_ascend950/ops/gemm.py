@@ -217,10 +217,9 @@ class MxGemm(AscendKernel):
 
     def plan(self, device: Device, call: Call) -> Plan:
         pitch = -(-call["a"].shape[-1] // 64) * 2
-        sizes = [
-            _up(call[x].numel // call[x].shape[-1] * pitch, 256) if wants_copy(call[f"{x}_scale"], call[f"{x}_recipe"]) else 0
-            for x in ("a", "b")
-        ]
+        copied = [wants_copy(call[f"{x}_scale"], call[f"{x}_recipe"]) for x in ("a", "b")]
+        rows = [call[x].numel // call[x].shape[-1] for x in ("a", "b")]
+        sizes = [_up(n * pitch, 256) if copy else 0 for n, copy in zip(rows, copied, strict=True)]
         expand = self.load(device, "mx_expand") if any(sizes) else None
         return Plan(sum(sizes), (self.load(device, "gemm_mx"), expand, *sizes, pitch))
 
@@ -243,7 +242,13 @@ def _up(value: int, to: int) -> int:
 
 
 def expand_scales(
-    state: Loaded, stream: Stream, x: torch.Tensor, scale: torch.Tensor, repeat: int, pitch: int, workspace: torch.Tensor
+    state: Loaded,
+    stream: Stream,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    repeat: int,
+    pitch: int,
+    workspace: torch.Tensor,
 ) -> torch.Tensor:
     """Scales of `x`, one row per row of it and `pitch` per row, in the workspace."""
     rows, groups = x.shape[-2], x.shape[0] if x.ndim == 3 else 1
