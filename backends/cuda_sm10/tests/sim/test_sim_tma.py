@@ -48,13 +48,13 @@ DUMP = (
 
 
 def load(
-    m: simlib.Map, coords: list[int], size: int, rank: int, extra: str = "", tail: str = "", dev: int = simlib.SM90
+    m: simlib.Map, coords: list[int], size: int, rank: int, tx: int | None = None, dev: int = simlib.SM90
 ) -> np.ndarray:
     at = ", ".join(str(c) for c in coords)
     body = (
         INIT
-        + f"@%one mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {size};\nmov.b64 %m, m;\ncvta.param.u64 %m, %m;\n"
-        f"@%one cp.async.bulk.tensor.{rank}d.shared::cta.global{extra}.mbarrier::complete_tx::bytes [%s], [%m, {{{at}}}], [bar]{tail};\n"
+        + f"@%one mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {tx or size};\nmov.b64 %m, m;\ncvta.param.u64 %m, %m;\n"
+        f"@%one cp.async.bulk.tensor.{rank}d.shared::cta.global.mbarrier::complete_tx::bytes [%s], [%m, {{{at}}}], [bar];\n"
         + WAIT
         + DUMP.format(words=size // 4)
     )
@@ -168,7 +168,8 @@ def test_stores_and_reductions_clip(op: str) -> None:
 
 
 def test_four_bit_types() -> None:
-    """ALIGN8B copies packed nibbles; ALIGN16B puts every 16 of them into 16 bytes, the upper 8 unused."""
+    """ALIGN8B copies packed nibbles; ALIGN16B puts every 16 of them into 16 bytes, the upper 8 unused and
+    not counted as transaction bytes."""
     a = simlib.aligned((4, 64), np.uint8)
     a[:] = np.arange(256, dtype=np.uint8).reshape(4, 64)
     packed = (
@@ -176,7 +177,8 @@ def test_four_bit_types() -> None:
     )
     assert np.array_equal(packed[:3], a[1:, 16:48])
     assert not packed[3].any()
-    spread = load(simlib.tensor_map(a, "u4_align16", [128, 4], [64], [128, 4], "128"), [0, 0], 512, 2).view(np.uint8)
+    spread = load(simlib.tensor_map(a, "u4_align16", [128, 4], [64], [128, 4], "128"), [0, 0], 512, 2, tx=256)
+    spread = spread.view(np.uint8)
     image = np.zeros(512, np.uint8)
     for r, g in itertools.product(range(4), range(8)):
         to = swizzle("128", r * 128 + g * 16)

@@ -32,7 +32,7 @@ bool BulkOp::step(Machine& m) {
                 if (info != t.bar.cta->mbars.end() && info->second.valid && !info->second.published && !know.async.covers(info->second.init))
                     grid->check.report(who_op(*this, self), "asynchronous completion on an mbarrier whose init was not published (fence.mbarrier_init or fence.proxy.async)");
             }
-            if (to > from) mbar_update(m, *t.bar.cta, t.bar.offset, 0, 0, to - from, &msg, who());
+            if (to > from) mbar_update(m, *t.bar.cta, t.bar.offset, 0, 0, transaction_bytes(to - from), &msg, who());
         }
     }
     ++phase;
