@@ -24,7 +24,8 @@ def headers() -> dict[str, str]:
     """All device headers of the package by include name."""
     found: dict[str, str] = {}
     for folder, base in (("include", PACKAGE / "include"), ("kernels", PACKAGE)):
-        found.update({str(path.relative_to(base)): path.read_text() for path in sorted((PACKAGE / folder).rglob("*.cuh"))})
+        for path in sorted((PACKAGE / folder).rglob("*.cuh")):
+            found[str(path.relative_to(base))] = path.read_text()
     return found
 
 

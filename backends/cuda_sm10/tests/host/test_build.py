@@ -1,4 +1,4 @@
-"""Kernels compile without a GPU: cubin and PTX through NVRTC, cached by content, with the compiler's words on errors."""
+"""Kernels compile without a GPU: cubin and PTX through NVRTC, cached by content, with the compiler's own errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from deepinfer_cuda.kernels.gemm import TILES
 from deepinfer.errors import InvalidArgument
 from deepinfer.jit import Build, BuildCache, CompileError, warmup
 
-SOURCES = [(p.relative_to(jit.PACKAGE / "kernels").with_suffix("").as_posix()) for p in (jit.PACKAGE / "kernels").rglob("*.cu")]
+KERNELS = jit.PACKAGE / "kernels"
+SOURCES = sorted(path.relative_to(KERNELS).with_suffix("").as_posix() for path in KERNELS.rglob("*.cu"))
 ARCH_OF = {"sm90": "sm_90", "sm100": "sm_100"}
 
 
@@ -32,7 +33,8 @@ def test_every_kernel_compiles_to_cubin_and_ptx(source: str, cache: BuildCache) 
 
 
 def test_compile_errors_carry_the_log(cache: BuildCache) -> None:
-    build = Build("broken", '#include "ptx/types.cuh"\n__global__ void f() { nonsense; }', jit.headers(), jit.FLAGS, "90a")
+    source = '#include "ptx/types.cuh"\n__global__ void f() { nonsense; }'
+    build = Build("broken", source, jit.headers(), jit.FLAGS, "90a")
     with pytest.raises(CompileError, match=r"(?s)broken.*identifier \"nonsense\" is undefined"):
         cache.get(build, jit.NvrtcCompiler())
 
@@ -49,10 +51,10 @@ def test_key_holds_no_path() -> None:
 
 
 def test_host_and_device_agree_on_shared_memory(cache: BuildCache) -> None:
-    asserts = "".join(
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kSharedBytes == {t.shared_bytes});\n"
-        f"static_assert(di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>::kThreads == {t.threads});\n"
-        for t in TILES
-    )
+    asserts = ""
+    for t in TILES:
+        kernel = f"di::sm90::GemmBf16<{t.rows}, {t.cols}, {t.stages}, {t.cluster}>"
+        asserts += f"static_assert({kernel}::kSharedBytes == {t.shared_bytes});\n"
+        asserts += f"static_assert({kernel}::kThreads == {t.threads});\n"
     source = f'#include "kernels/sm90/gemm_bf16.cuh"\n{asserts}__global__ void f() {{}}'
     cache.get(Build("layout", source, jit.headers(), jit.FLAGS, "90a", "ptx"), jit.NvrtcCompiler())
