@@ -11,6 +11,22 @@ namespace {
 
 thread_local std::string last_error_text;
 
+// Messages quote PTX text, which may hold any bytes; what crosses the boundary is UTF-8.
+std::string utf8(const std::string& s) {
+    std::string out;
+    for (size_t i = 0; i < s.size();) {
+        unsigned char c = (unsigned char)s[i];
+        size_t n = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+        bool ok = n && i + n <= s.size();
+        for (size_t k = 1; ok && k < n; ++k) ok = ((unsigned char)s[i + k] & 0xc0) == 0x80;
+        if (ok && n == 3) ok = !(c == 0xe0 && (unsigned char)s[i + 1] < 0xa0) && !(c == 0xed && (unsigned char)s[i + 1] >= 0xa0);
+        if (ok && n == 4) ok = !(c == 0xf0 && (unsigned char)s[i + 1] < 0x90) && !(c == 0xf4 && (unsigned char)s[i + 1] >= 0x90);
+        if (ok) out += s.substr(i, n), i += n;
+        else out += '?', ++i;
+    }
+    return out;
+}
+
 template <class F>
 di_status guard(F&& f) {
     Runtime& r = Runtime::get();
@@ -19,10 +35,10 @@ di_status guard(F&& f) {
         f(r);
         return DI_OK;
     } catch (const DriverError& e) {
-        last_error_text = e.what();
+        last_error_text = utf8(e.what());
         return e.status;
     } catch (const SimError& e) {
-        last_error_text = e.what();
+        last_error_text = utf8(e.what());
         return DI_UNSUPPORTED;
     } catch (const std::bad_alloc&) {
         last_error_text = "host memory is exhausted";
@@ -223,8 +239,11 @@ di_status sim_set(const char* key, const char* value) {
 }
 uint32_t finding_count() { return u32(Runtime::get().machine.findings.size()); }
 const char* finding(uint32_t i) {
+    thread_local std::string text;
     auto& f = Runtime::get().machine.findings;
-    return i < f.size() ? f[i].c_str() : nullptr;
+    if (i >= f.size()) return nullptr;
+    text = utf8(f[i]);
+    return text.c_str();
 }
 void sim_clear() {
     guard([](Runtime& r) { r.machine.findings.clear(), r.machine.print_out.clear(), r.machine.stats = {}; });
@@ -236,7 +255,11 @@ void statistics(di_sim_statistics* o) {
         *o = {sizeof *o, s.launches, s.warp_instructions, s.thread_instructions, s.async_steps, s.mma_macs, s.seconds};
     });
 }
-const char* printed() { return Runtime::get().machine.print_out.c_str(); }
+const char* printed() {
+    thread_local std::string text;
+    text = utf8(Runtime::get().machine.print_out);
+    return text.c_str();
+}
 
 const di_cuda_launch launch_table = {sizeof(di_cuda_launch), launch_ex, max_active_clusters};
 const di_cuda_tensor_map map_table = {sizeof(di_cuda_tensor_map), encode_tiled, replace_address};

@@ -70,7 +70,7 @@ typedef struct di_sim_control {
      * stall_instructions (integer), resident_ctas (integer, 0 = by occupancy). */
     di_status (*set)(const char* key, const char* value);
     uint32_t (*finding_count)(void);
-    const char* (*finding)(uint32_t index); /* NULL past the end; valid until clear() or the next launch */
+    const char* (*finding)(uint32_t index); /* NULL past the end; valid until this thread's next call */
     void (*clear)(void);
     void (*statistics)(di_sim_statistics* out);
     const char* (*printed)(void); /* what kernels printed since clear() */

@@ -128,7 +128,7 @@ struct Lexer {
             } else if (c == 0 && i + 1 >= s.size()) {
                 break;  // images handed over as C strings end in NUL
             } else {
-                fail(std::string("unexpected character '") + c + "'");
+                fail("unexpected character with code " + std::to_string((unsigned char)c));
             }
         }
         push(Tok::end, "", false);
