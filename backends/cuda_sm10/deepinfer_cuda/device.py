@@ -110,6 +110,15 @@ class CudaDevice(DriverDevice):
     def current_stream(self) -> Stream:
         return TorchStream(torch.cuda.current_stream(self.torch_device))
 
+    def set_stream(self, stream: Stream | None) -> None:
+        """Make `stream` torch's current stream on this device; None restores the default one."""
+        if stream is None:
+            torch.cuda.set_stream(torch.cuda.default_stream(self.torch_device))
+        elif isinstance(stream, TorchStream):
+            torch.cuda.set_stream(stream.torch_stream)
+        else:
+            raise TypeError(f"stream: got {type(stream).__name__}, must be a stream of this device")
+
     def new_stream(self) -> Stream:
         return TorchStream(torch.cuda.Stream(self.torch_device))
 

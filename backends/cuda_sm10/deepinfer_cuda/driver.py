@@ -34,7 +34,8 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._contexts: dict[int, Any] = {}
-        self._kinds: dict[int, Callable[[], None]] = {}
+        self._kinds: dict[int, tuple[str, Callable[[], None]]] = {}
+        self._bases: dict[int, int] = {}  # allocations handed out at another address than the driver's
         self._guard = threading.Lock()
 
     def probe(self) -> Probe:
@@ -80,11 +81,17 @@ class CudaDriver:
             end = self._kinds.pop(handle, None)
         if end is None:
             raise invalid("handle", handle, "must be a live handle of this driver")
-        end()
+        end[1]()
 
-    def _own(self, handle: int, end: Callable[[], None]) -> int:
+    def _own(self, kind: str, handle: int, end: Callable[[], None]) -> int:
         with self._guard:
-            self._kinds[handle] = end
+            self._kinds[handle] = kind, end
+        return handle
+
+    def _require(self, kind: str, handle: int) -> int:
+        """`handle`, which must be a live `kind` of this driver: CUDA itself crashes on others. Stream 0 always is."""
+        if (kind != "stream" or handle) and self._kinds.get(handle, ("",))[0] != kind:
+            raise invalid(kind, handle, f"must be a live {kind} of this driver")
         return handle
 
     def mem_info(self, ctx: int) -> tuple[int, int]:
@@ -93,64 +100,74 @@ class CudaDriver:
         return int(free), int(total)
 
     def mem_alloc(self, ctx: int, nbytes: int, align: int = 256) -> int:
-        if align > 256:
-            raise invalid("align", align, "must be at most 256, what cuMemAlloc gives", nearest=256)
+        if align < 1 or align & (align - 1):
+            raise invalid("align", align, "must be a power of two", nearest=256)
         self.enter(ctx)
-        return int(check("cuMemAlloc", cu.cuMemAlloc(max(nbytes, 1))))
+        room = align if align > 256 else 0  # cuMemAlloc's addresses are multiples of 256
+        base = int(check("cuMemAlloc", cu.cuMemAlloc(max(nbytes, 1) + room)))
+        address = base if not room else (base + align - 1) // align * align
+        if address != base:
+            with self._guard:
+                self._bases[address] = base
+        return address
 
     def mem_free(self, ctx: int, address: int) -> None:
         self.enter(ctx)
-        check("cuMemFree", cu.cuMemFree(address))
+        with self._guard:
+            base = self._bases.pop(address, address)
+        check("cuMemFree", cu.cuMemFree(base))
 
     def memcpy_async(self, ctx: int, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
         self.enter(ctx)
         if nbytes:
-            check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, nbytes, stream))
+            check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, nbytes, self._require("stream", stream)))
 
     def memset_async(self, ctx: int, dst: int, value: int, nbytes: int, stream: int) -> None:
         self.enter(ctx)
         if nbytes:
-            check("cuMemsetD8Async", cu.cuMemsetD8Async(dst, value, nbytes, stream))
+            check("cuMemsetD8Async", cu.cuMemsetD8Async(dst, value, nbytes, self._require("stream", stream)))
 
     def stream_create(self, ctx: int) -> int:
         self.enter(ctx)
         stream = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        return self._own(int(stream), lambda: check("cuStreamDestroy", cu.cuStreamDestroy(stream)))
+        return self._own("stream", int(stream), lambda: check("cuStreamDestroy", cu.cuStreamDestroy(stream)))
 
     def stream_synchronize(self, ctx: int, stream: int) -> None:
         self.enter(ctx)
-        check("cuStreamSynchronize", cu.cuStreamSynchronize(stream))
+        check("cuStreamSynchronize", cu.cuStreamSynchronize(self._require("stream", stream)))
 
     def event_create(self, ctx: int) -> int:
         self.enter(ctx)
         event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT))
-        return self._own(int(event), lambda: check("cuEventDestroy", cu.cuEventDestroy(event)))
+        return self._own("event", int(event), lambda: check("cuEventDestroy", cu.cuEventDestroy(event)))
 
     def event_record(self, ctx: int, event: int, stream: int) -> None:
         self.enter(ctx)
-        check("cuEventRecord", cu.cuEventRecord(event, stream))
+        check("cuEventRecord", cu.cuEventRecord(self._require("event", event), self._require("stream", stream)))
 
     def event_wait(self, ctx: int, event: int, stream: int) -> None:
         self.enter(ctx)
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(stream, event, 0))
+        where = self._require("stream", stream)
+        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(where, self._require("event", event), 0))
 
     def event_synchronize(self, ctx: int, event: int) -> None:
         self.enter(ctx)
-        check("cuEventSynchronize", cu.cuEventSynchronize(event))
+        check("cuEventSynchronize", cu.cuEventSynchronize(self._require("event", event)))
 
     def event_elapsed_ms(self, ctx: int, start: int, stop: int) -> float:
         self.enter(ctx)
-        return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(start, stop)))
+        pair = self._require("event", start), self._require("event", stop)
+        return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(*pair)))
 
     def module_load(self, ctx: int, image: Image) -> int:
         if image.fmt not in ("cubin", "ptx"):
             raise invalid("image.fmt", image.fmt, "must be 'cubin' or 'ptx'", nearest="'cubin'")
         self.enter(ctx)
         module = check("cuModuleLoadData", cu.cuModuleLoadData(image.data + b"\0"))
-        return self._own(int(module), lambda: check("cuModuleUnload", cu.cuModuleUnload(module)))
+        return self._own("module", int(module), lambda: check("cuModuleUnload", cu.cuModuleUnload(module)))
 
     def function(self, module: int, name: str) -> int:
-        return int(check("cuModuleGetFunction", cu.cuModuleGetFunction(module, name.encode())))
+        return int(check("cuModuleGetFunction", cu.cuModuleGetFunction(self._require("module", module), name.encode())))
 
     def launch(
         self, fn: int, grid: Dim3, block: Dim3, smem_bytes: int, args: Sequence[Arg], stream: int
