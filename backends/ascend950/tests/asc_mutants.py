@@ -24,13 +24,14 @@ from deepinfer.errors import DriverError
 from deepinfer.hal import Arg
 from deepinfer.ops.deep_gmm import data
 from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, PLAIN, widen_exact
+from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
 from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
 NUMBERS = {
     "gemm_plain": range(1, 13),
     "gemm_mx": range(20, 26),
-    "mla_sparse": range(30, 39),
+    "mla_sparse": range(30, 40),
     "ep_reduce": range(50, 52),
     "gemm_vec": range(60, 65),
 }
@@ -88,6 +89,16 @@ def _attention() -> Scenario:
     )
 
 
+def _attention_v32() -> Scenario:
+    args = DecodeShape(1, 1, 4, "v32_fp8", 2, 16, 60).make(torch.Generator().manual_seed(3))
+    q, cache, indices = args["q"], args["kv_cache"], args["indices"]
+    out, lse = torch.full((1, 1, 4, 512), torch.nan).bfloat16(), torch.full((1, 4, 1), torch.nan)
+    pool = mla.paged_pool(cache, "v32_fp8", indices, None, 2)
+    packed = mla.mla_arguments(q, [pool], None, out, lse, None, mla.SPARSE, args["softmax_scale"])
+    wanted = get_spec("flash_mla.sparse_decode").reference(args)
+    return Scenario("mla_sparse", 1, packed, lambda: _close(lse, wanted[1], 1e-5), (args, pool, out))
+
+
 def _reduce() -> Scenario:
     g = torch.Generator().manual_seed(2)
     rows, index, y = (
@@ -114,7 +125,7 @@ def scenarios(source: str) -> list[Scenario]:
             _gemm("gemm_fp8_scaled", FP8_ROWS, FP8_ROWS, 100, 121, 704, False, 1),
             _gemm("gemm_bf16_add", PLAIN, PLAIN, 200, 300, 600, True, 1),
         ]
-    return [_attention()] if source == "mla_sparse" else [_reduce()]
+    return [_attention(), _attention_v32()] if source == "mla_sparse" else [_reduce()]
 
 
 def judge(device: AscendDevice, source: str, mutant: int) -> tuple[bool, str]:

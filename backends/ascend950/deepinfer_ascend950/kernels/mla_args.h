@@ -20,6 +20,9 @@ struct MlaPool {
     int32_t page, topk, index_bytes, length_bytes;
     int32_t kind, coded, plain, tile_log, scale_kind, scale_at, plain_at, raw_pitch;
 };
+// Keys with float32 scales do not fit bf16: they are multiplied as a rounded part plus what rounding left.
+__aicore__ inline bool mla_split(const MlaPool& o) { return o.kind != ROWS_BF16 && o.scale_kind == SCALE_F32; }
+
 struct MlaArgs {
     __gm__ uint8_t* q;
     __gm__ uint8_t* cache[2];

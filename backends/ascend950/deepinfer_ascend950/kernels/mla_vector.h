@@ -50,9 +50,9 @@ __simd_callee__ inline void lane_scale(vector_float& out, __ubuf__ uint8_t* scal
     out = AS(vector_float, bits);
 }
 
-// Quantised channels of 32 rows; `fp4` picks the code width.
+// Quantised channels of 32 rows; `fp4` picks the code width, `rest` what rounding to bf16 leaves instead of the values.
 __simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded, uint32_t scale_at, int32_t scale_kind,
-                                   int32_t tile_log, bool fp4) {
+                                   int32_t tile_log, bool fp4, bool rest) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL), all16 = asc_create_mask_b16(PAT_ALL);
     vector_s16 lane;
     vector_u16 tile_of;
@@ -83,6 +83,15 @@ __simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf
             vector_bfloat16_t low, high;
             asc_float2bfloat16_rn(low, even, all);
             asc_float2bfloat16_rn_v2(high, odd, all);
+            if (rest) {
+                vector_float rounded;
+                asc_bfloat162float(rounded, low, all);
+                asc_sub(even, even, rounded, all);
+                asc_bfloat162float_v2(rounded, high, all);
+                asc_sub(odd, odd, rounded, all);
+                asc_float2bfloat16_rn(low, even, all);
+                asc_float2bfloat16_rn_v2(high, odd, all);
+            }
             asc_or(AS(vector_u16, low), AS(vector_u16, low), AS(vector_u16, high), all16);
             STORE_NZ(nz, r, c * 8, low, m);
         }
