@@ -17,11 +17,12 @@ def _drop(pattern: str) -> Callable[[str], str | None]:
 
 
 def _wait_passes(line: str) -> str | None:
-    return "setp.eq.u32 p, 0, 0;" if line.startswith("mbarrier.try_wait") else None
+    found = re.match(r"mbarrier\.try_wait\S+ (\w+),", line)
+    return f"setp.eq.u32 {found[1]}, 0, 0;" if found else None
 
 
 def _wait_phase(line: str) -> str | None:
-    found = re.match(r"(mbarrier\.try_wait\S+ p, \[%r\d+\], )(%r\d+);", line)
+    found = re.match(r"(mbarrier\.try_wait\S+ \w+, \[%r\d+\], )(%r\d+);", line)
     return f"{{ .reg .b32 flipped; xor.b32 flipped, {found[2]}, 1; {found[1]}flipped; }}" if found else None
 
 

@@ -8,6 +8,21 @@
 
 namespace di::sm100 {
 
+// Returns once the phase of that parity has ended, as Barrier::wait. The loop lies inside the statement: so a prover of PTX sees
+// that nothing happens between two tries. The predicate's name must be unlike others of the kernel for the same reason.
+__device__ __forceinline__ void wait(Barrier& barrier, uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred ended;\n"
+        "RETRY:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 ended, [%0], %1;\n"
+        "@ended bra DONE;\n"
+        "bra RETRY;\n"
+        "DONE:\n"
+        "}\n" ::"r"(shared_address(&barrier)), "r"(parity)
+        : "memory");
+}
+
 // Before an arrive or barrier that hands tensor memory to other threads: earlier tcgen05 operations stay before it.
 __device__ __forceinline__ void fence_before_sync() { asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory"); }
 

@@ -11,9 +11,10 @@ __device__ __forceinline__ bool elect_one() {
     uint32_t chosen;
     asm volatile(
         "{\n"
-        ".reg .pred p;\n"
-        "elect.sync _|p, 0xffffffff;\n"
-        "selp.u32 %0, 1, 0, p;\n"
+        ".reg .pred elected;\n"
+        ".reg .b32 leader;\n"
+        "elect.sync leader|elected, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, elected;\n"
         "}\n"
         : "=r"(chosen));
     return chosen != 0;

@@ -46,6 +46,8 @@ struct GemmBf16 {
     static constexpr int kStoreBuffers = 2;
     static constexpr int kAccumulators = 2;
     static constexpr int kColumns = kAccumulators * kBlockN;  // of tensor memory
+    // A pair takes all columns, so that its accumulators lie at the same place in both CTAs.
+    static constexpr int kAllocated = kCtas == 2 ? 512 : kColumns;
     static constexpr int kBarriers = 2 * kStages + 2 * kAccumulators;
     static constexpr int kSharedBytes =
         1024 + kStages * (kBytesA + kBytesB) + kEpilogueWarps * kStoreBuffers * kStoreTile + 8 * (kBarriers + 1);
@@ -115,9 +117,10 @@ struct GemmBf16 {
         Walk walk(problem);
         for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas) {
             const GroupTile at = own_tile(walk, index, rank);
+#pragma unroll 1
             for (uint32_t kb = 0; kb < k_blocks; ++kb, ring.next()) {
                 const int s = ring.stage;
-                smem.empty[s].wait(ring.phase ^ 1);
+                wait(smem.empty[s], ring.phase ^ 1);
                 if (rank == 0) smem.full[s].arrive_expect(kCtas * (kBytesA + kBytesB));
                 load(smem.a + s * kBytesA, map_a, &smem.full[s], kb * kBlockK, at.row, slab(problem, at.group));
                 load(smem.b + s * kBytesB, map_b, &smem.full[s], kb * kBlockK, at.col + rank * kBoxN,
@@ -125,7 +128,8 @@ struct GemmBf16 {
             }
         }
         if constexpr (kCtas == 2)  // commits of the even CTA still arrive here: leave when every stage was given back
-            for (int i = 0; i < kStages; ++i, ring.next()) smem.empty[ring.stage].wait(ring.phase ^ 1);
+#pragma unroll 1
+            for (int i = 0; i < kStages; ++i, ring.next()) wait(smem.empty[ring.stage], ring.phase ^ 1);
     }
 
     // Called by one thread of the only or even CTA.
@@ -136,12 +140,13 @@ struct GemmBf16 {
         Ring<kAccumulators> acc;
         Walk walk(problem);
         for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas, acc.next()) {
-            smem.drained[acc.stage].wait(acc.phase ^ 1);
+            wait(smem.drained[acc.stage], acc.phase ^ 1);
             fence_after_sync();
             const uint32_t d = tmem + acc.stage * kBlockN;
+#pragma unroll 1
             for (uint32_t kb = 0; kb < k_blocks; ++kb, ring.next()) {
                 const int s = ring.stage;
-                smem.full[s].wait(ring.phase);
+                wait(smem.full[s], ring.phase);
                 fence_after_sync();
                 const uint64_t a = descriptor_k128(smem.a + s * kBytesA), b = descriptor_k128(smem.b + s * kBytesB);
 #pragma unroll
@@ -230,7 +235,7 @@ struct GemmBf16 {
         const uint32_t lanes = threadIdx.x / 32 % 4 << 21;  // the warp's first lane in an address
         for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas, acc.next()) {
             if (k_blocks) {
-                smem.done[acc.stage].wait(acc.phase);
+                wait(smem.done[acc.stage], acc.phase);
                 fence_after_sync();
             }
             drain(smem, map_d, out, problem, own_tile(walk, index, rank), k_blocks, tmem + lanes + acc.stage * kBlockN,
@@ -262,7 +267,7 @@ struct GemmBf16 {
             }
             fence_barrier_init();
         }
-        if (threadIdx.x / 32 == 1) tmem_allocate<kCtas>(smem.tmem, kColumns);
+        if (threadIdx.x / 32 == 1) tmem_allocate<kCtas>(smem.tmem, kAllocated);
         fence_before_sync();
         sync_all();
         fence_after_sync();
@@ -289,7 +294,7 @@ struct GemmBf16 {
         fence_before_sync();
         sync_all();  // no CTA exits, and no tensor memory is freed, while its peer may still write to it
         fence_after_sync();
-        if (warp == 1) tmem_free<kCtas>(tmem, kColumns);
+        if (warp == 1) tmem_free<kCtas>(tmem, kAllocated);
     }
 };
 
