@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,11 @@ GRID_LIMIT = 2**31 - 1  # blocks along x; kernels use no other dimension
 Number = int | float
 # Strides that are compiled in when they are 1: only then does the compiler know that neighbours are neighbours.
 UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "lane_step", "index_lane"})
+
+
+@lru_cache(maxsize=1)
+def _compiler_installed() -> bool:
+    return find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class TritonKernel(Kernel):
         reasons = self.refuse(call)
         if props.arch not in ARCHITECTURES:
             reasons.append(f"Triton compiles for {', '.join(ARCHITECTURES)} here, the device is {props.arch}")
-        if find_spec("triton") is None:
+        if not _compiler_installed():
             reasons.append("triton is not installed (pip install 'deepinfer-cuda[triton]')")
         return Support(tuple(reasons))
 
