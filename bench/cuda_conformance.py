@@ -42,8 +42,8 @@ def one(options: argparse.Namespace) -> int:
 
 
 def spawn(options: argparse.Namespace, arguments: list[str], report: Path) -> tuple[dict[str, Any] | None, str]:
-    command = [sys.executable, "-X", "faulthandler", __file__, "--backend", options.backend, "--report", str(report), *arguments]
-    command += ["--full"] if options.full else []
+    command = [sys.executable, "-X", "faulthandler", __file__, "--backend", options.backend, "--report", str(report)]
+    command += [*arguments, "--full"] if options.full else arguments
     done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
     text = done.stdout[-6000:]
     if not report.exists():
