@@ -70,7 +70,7 @@ def read(path: str | Path) -> list[Row]:
     rows: list[Row] = []
     try:
         lines = Path(path).read_text("utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"rows: cannot read {path}: {error}") from error
     for number, line in enumerate(lines, 1):
         if line.strip():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from deepinfer.cli.output import print_json, print_table
+from deepinfer.cli.output import check_target, print_json, print_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from deepinfer import bench
 
+    if options.action != "compare":
+        check_target("--out", options.out)
     if options.action == "run":
         rows = bench.run(options.backend, ops=options.op, state=options.state, out=options.out)
         columns = ["op", "case", "kernel", "median_us", "p10", "p90", "gbps", "tflops", "roofline"]

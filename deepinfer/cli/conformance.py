@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from deepinfer.cli.output import print_json
+from deepinfer.cli.output import check_target, print_json
+from deepinfer.errors import invalid
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON report instead of text")
 
 
+def _check_pattern(pattern: str) -> None:
+    """A pattern that limits the run to nothing is a slip of the pen, not a wish."""
+    from deepinfer.conformance.op_items import EXCHANGE
+    from deepinfer.registry import spec_names
+
+    ops = [*spec_names(), EXCHANGE]
+    if not any(fnmatchcase(name, pattern) or name.partition(".")[0] == pattern for name in ops):
+        raise invalid("--op", pattern, f"must match one of {', '.join(ops)}")
+
+
 def run(options: argparse.Namespace) -> int:
     from deepinfer import conformance
 
+    check_target("--report", options.report)
+    for pattern in options.op or ():
+        _check_pattern(pattern)
     report = conformance.run(
         options.backend, quick=options.quick, report=options.report, levels=options.level, ops=options.op,
         model=options.model,

@@ -84,7 +84,7 @@ def absent() -> list[dict[str, Any]]:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.backend:
+    if options.backend is not None:
         rows, missing = [check(options.backend)], []
     else:
         rows, missing = [check(spec) for spec in deepinfer.devices()], absent()

@@ -1,4 +1,4 @@
-"""Parses `deepinfer COMMAND ...` and runs it. Errors of the library become one message and exit status 2.
+"""Parses `deepinfer COMMAND ...` and runs it. Errors of library and system become one message and exit status 2.
 
 Invariant: a command module is imported only when it is chosen, so `deepinfer --help` stays instant.
 """
@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from types import ModuleType
 
 COMMANDS = {
     "doctor": "check every backend, driver and device, with reasons and a smoke test",
@@ -45,17 +46,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"deepinfer {known[0].command}", description=COMMANDS[known[0].command])
     module.add_arguments(parser)
     options = parser.parse_args(rest)
+    return _run(module, options)
+
+
+def _run(module: ModuleType, options: argparse.Namespace) -> int:
+    from deepinfer.cli.output import forget_output, tolerant_streams
     from deepinfer.errors import DeepInferError
 
+    tolerant_streams()
     try:
         status: int = module.run(options)
-    except DeepInferError as error:
-        print(f"deepinfer: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        if sys.stdout is not None:  # None: the caller closed standard output
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, `deepinfer explain | head -1`
+        forget_output()
+        return 141
+    except (DeepInferError, OSError) as error:
+        return _failed(error, getattr(options, "json", False))
     except KeyboardInterrupt:
         print("deepinfer: interrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _failed(error: Exception, as_json: bool) -> int:
+    """One message on standard error; with --json also {"error": {"type", "message"}} on standard output."""
+    from deepinfer.cli.output import forget_output, print_json
+
+    kind, message = type(error).__name__, str(error)
+    print(f"deepinfer: {kind}: {message}", file=sys.stderr)
+    try:
+        if as_json:
+            print_json({"error": {"type": kind, "message": message}})
+            sys.stdout.flush()
+    except OSError:  # a full or closed output is perhaps the very error
+        forget_output()
+    return 2
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def prompt_list(prompts: Any) -> list[Any]:
     """A list of prompts from one text, one list of token ids, or a list of such."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Items):
+    if isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Items):
         raise invalid("prompts", prompts, "must be a text, a list of token ids, or a list of such")
     if prompts and all(isinstance(entry, int) and not isinstance(entry, bool) for entry in prompts):
         return [prompts]

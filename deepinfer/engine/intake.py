@@ -93,7 +93,8 @@ class Intake:
             if self.tokenizer is None:
                 raise InvalidArgument("prompt: got text, but this checkpoint has no tokenizer.json; pass token ids")
             return self.tokenizer.encode(prompt, special)
-        if isinstance(prompt, bytes) or (not isinstance(prompt, Items) and not hasattr(prompt, "tolist")):
+        listed = isinstance(prompt, Items) or hasattr(prompt, "tolist")
+        if not listed or isinstance(prompt, bytes | bytearray | memoryview):
             raise invalid("prompt", prompt, "must be a text or a list of token ids")
         values = prompt.tolist() if hasattr(prompt, "tolist") else prompt
         if not isinstance(values, Items):

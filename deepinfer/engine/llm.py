@@ -11,7 +11,7 @@ import types
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -61,6 +61,8 @@ class LLM:
     ) -> None:
         if not isinstance(model, str | Path):
             raise invalid("model", model, "must be a directory")
+        if progress is not None and not callable(progress):
+            raise invalid("progress", progress, "must be a function of (layers loaded, layers in all) or None")
         self.config = make_config({"dtype": dtype, **options})
         self._parts = build_engine(Path(model), device, self.config, progress)
         self._lock = threading.RLock()
@@ -265,9 +267,16 @@ class LLM:
             self._parts.core.step()
 
     def _stream(self, requests: list[Request]) -> Iterator[StreamOutput]:
+        """The increments of `requests`. Started here, so that an iterator dropped unused aborts them too."""
+        stream = self._increments(requests)
+        next(stream)
+        return cast("Iterator[StreamOutput]", stream)
+
+    def _increments(self, requests: list[Request]) -> Iterator[StreamOutput | None]:
         sent = [[0] * len(request.sequences) for request in requests]
         waiting = list(range(len(requests)))
         try:
+            yield None
             while waiting:
                 if not all(requests[i].finished for i in waiting):
                     self._step()

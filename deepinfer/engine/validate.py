@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from deepinfer.errors import invalid
 
+FLOAT32_MAX = 3.4028234663852886e38
+
 
 def integer(name: str, value: object, low: int, high: int) -> int:
     """`value` must be an int (no bool, no float) in [low, high]."""
@@ -18,10 +20,10 @@ def integer(name: str, value: object, low: int, high: int) -> int:
 
 
 def number(name: str, value: object, low: float, high: float, *, low_open: bool = False) -> float:
-    """`value` must be a finite number in [low, high], or in (low, high] with `low_open`."""
+    """`value` must be a number in [low, high], or in (low, high] with `low_open`, that fits float32."""
     bounds = f"{'(' if low_open else '['}{low}, {high}{']' if math.isfinite(high) else ')'}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or math.isinf(value):
-        raise invalid(name, value, f"must be a finite number in {bounds}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -FLOAT32_MAX <= value <= FLOAT32_MAX:
+        raise invalid(name, value, f"must be a finite number in {bounds} that fits float32")
     if not (low < value if low_open else low <= value) or value > high:
         nearest = None if low_open and value <= low else min(max(value, low), high)
         raise invalid(name, value, f"must be in {bounds}", nearest=nearest)

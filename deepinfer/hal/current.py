@@ -22,7 +22,7 @@ from deepinfer.hal.types import DriverKind, Probe
 
 _context: ContextVar[Device | None] = ContextVar("deepinfer_device", default=None)
 _lock = threading.RLock()
-_opened: dict[tuple[str, str, int, tuple[str, ...]], Device] = {}
+_opened: dict[tuple[str, str, int, tuple[str, ...]], tuple[Backend, Device]] = {}
 
 
 class _Process:
@@ -77,9 +77,11 @@ def device(spec: str | None = None) -> Device:
 def _shared(parsed: DeviceSpec) -> Device:
     key = (parsed.backend, parsed.driver, parsed.index, parsed.arch)
     with _lock:
-        if key not in _opened:
-            _opened[key] = _open(parsed)
-        return _opened[key]
+        backend = discovery.load(parsed.backend)
+        found = _opened.get(key)
+        if found is None or found[0] is not backend:  # a backend registered again under this name opens its own device
+            found = _opened[key] = (backend, _open(parsed))
+        return found[1]
 
 
 def _open(parsed: DeviceSpec) -> Device:
@@ -224,7 +226,7 @@ def devices() -> list[str]:
 def reset() -> None:
     """Forget every choice and close every opened device (tests)."""
     with _lock:
-        for opened in _opened.values():
+        for _, opened in _opened.values():
             opened.close()
         _opened.clear()
         _Process.device = _Process.automatic = None

@@ -106,14 +106,14 @@ def disjoint(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether both are columns of one buffer (rows a common pitch apart) that do not meet."""
     gap = b.data_ptr() - a.data_ptr()
     pitches = {
-        step * t.element_size() for t in (a, b) for size, step in zip(t.shape, t.stride(), strict=True) if size > 1
+        step * t.element_size() for t in (a, b) for n, step in zip(t.shape, t.stride(), strict=True) if n > 1 and step
     }
     return any(_apart(a, b, gap, pitch) for pitch in pitches)
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor, gap: int, pitch: int) -> bool:
     runs = _run(a, pitch), _run(b, pitch)
-    if None in runs or pitch == 0:
+    if None in runs:
         return False
     offset = gap % pitch
     return offset >= (runs[0] or 0) and offset + (runs[1] or 0) <= pitch

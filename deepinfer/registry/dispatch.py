@@ -22,7 +22,7 @@ from deepinfer.hal.types import Support
 from deepinfer.registry import aliasing, fallback
 from deepinfer.registry.call import Call, Kind, TensorMeta
 from deepinfer.registry.kernel import Kernel, Plan
-from deepinfer.registry.kernels import candidates
+from deepinfer.registry.kernels import cache_name, candidates
 from deepinfer.registry.spec import OpSpec
 
 CACHE_LIMIT = 8192
@@ -109,10 +109,11 @@ class Op:
     ) -> Resolved:
         """The kernel, plan and output metadata for these arguments (cached)."""
         outs = self._none if out is None else out
+        name = cache_name(self.name)
         try:
-            cache = device.dispatch_cache[self.name]
+            cache = device.dispatch_cache[name]
         except KeyError:
-            cache = device.dispatch_cache.setdefault(self.name, {})
+            cache = device.dispatch_cache.setdefault(name, {})
         try:
             key = dispatch_key(args, outs)
             found = cache.get(key)
@@ -140,8 +141,7 @@ class Op:
     def _note_fallback(self, device: Device, entry: Resolved) -> None:
         if fallback.policy.get() == "error":
             raise UnsupportedError(f"{device.spec} has no kernel for this call of {self.name}", entry.reasons)
-        fallback.warn(device, self.name, entry.reasons)
-        fallback.count(device, self.name)
+        fallback.note(device, self.name, entry.reasons)
 
 
 def _records(entry: Resolved, args: Sequence[Any], outs: Sequence[torch.Tensor | None]) -> bool:

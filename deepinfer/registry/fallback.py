@@ -7,6 +7,7 @@ Invariant: a fallback is never silent: one warning per (device, op) with every c
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 
@@ -15,6 +16,7 @@ from deepinfer.errors import invalid
 from deepinfer.hal.device import Device
 
 POLICIES = ("portable", "error")
+_lock = threading.Lock()
 
 policy: ContextVar[str] = ContextVar("deepinfer_fallback", default="portable")
 
@@ -44,14 +46,11 @@ def fallback(name: str) -> Iterator[None]:
         policy.reset(token)
 
 
-def count(device: Device, op: str) -> None:
-    """Count one call of `op` that ran on the fallback."""
+def note(device: Device, op: str, reasons: Sequence[str]) -> None:
+    """Count one call of `op` that ran on the portable tier; the first of a device says why. Thread-safe."""
     key = f"fallback:{op}"
-    device.statistics[key] = device.statistics.get(key, 0) + 1
-
-
-def warn(device: Device, op: str, reasons: Sequence[str]) -> None:
-    """Say once per device and op that it runs on the portable tier, and why."""
-    key = f"fallback:{op}"
-    if key not in device.statistics:
+    with _lock:
+        device.statistics[key] = device.statistics.get(key, 0) + 1
+        first = device.statistics[key] == 1
+    if first:
         logger.warning("%s runs %s on the portable tier: %s", device.spec, op, "; ".join(reasons) or "no native kernel")

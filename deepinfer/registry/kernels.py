@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from deepinfer.errors import invalid
 from deepinfer.hal import discovery
+from deepinfer.hal.backend import Backend
 from deepinfer.hal.device import Device
 from deepinfer.hal.types import DeviceProps, Support
 from deepinfer.registry.call import Call
@@ -20,7 +21,7 @@ from deepinfer.registry.kernel import Kernel, PortableKernel
 from deepinfer.registry.specs import get_spec, spec_names
 
 _pins: ContextVar[dict[str, str] | None] = ContextVar("deepinfer_pins", default=None)
-_by_backend: dict[str, dict[str, list[Kernel]]] = {}
+_by_backend: dict[str, tuple[Backend, dict[str, list[Kernel]]]] = {}
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,20 @@ class Candidate:
         return self.kernel.supports(props, call)
 
 
-def _declared(backend: str) -> dict[str, list[Kernel]]:
-    if backend not in _by_backend:
-        table: dict[str, list[Kernel]] = {}
-        for kernel in discovery.load(backend).kernels():
-            if kernel.op not in spec_names():
-                raise invalid(f"backend {backend!r}: kernel {kernel.name!r}", kernel.op, "must name a registered op")
-            table.setdefault(str(kernel.op), []).append(kernel)
-        for kernels in table.values():
-            kernels.sort(key=lambda kernel: (-kernel.priority, kernel.name))
-        _by_backend[backend] = table
-    return _by_backend[backend]
+def _declared(name: str) -> dict[str, list[Kernel]]:
+    backend = discovery.load(name)
+    found = _by_backend.get(name)
+    if found is not None and found[0] is backend:
+        return found[1]
+    table: dict[str, list[Kernel]] = {}
+    for kernel in backend.kernels():
+        if kernel.op not in spec_names():
+            raise invalid(f"backend {name!r}: kernel {kernel.name!r}", kernel.op, "must name a registered op")
+        table.setdefault(str(kernel.op), []).append(kernel)
+    for kernels in table.values():
+        kernels.sort(key=lambda kernel: (-kernel.priority, kernel.name))
+    _by_backend[name] = backend, table
+    return table
 
 
 def forget(backend: str) -> None:
@@ -72,16 +76,18 @@ def candidates(device: Device, op: str) -> list[Candidate]:
     return chosen
 
 
+def cache_name(op: str) -> str:
+    """Under which name a device keeps what `op` resolved to: a pin of this context has a cache of its own."""
+    pins = _pins.get()
+    return op if pins is None else f"{op} pinned to {pins.get(op)}"
+
+
 @contextlib.contextmanager
 def pin(device: Device, op: str, kernel: str) -> Iterator[None]:
-    """Inside the block only kernel `kernel` may run `op` on `device` (this context); cached choices are set aside."""
+    """Inside the block only kernel `kernel` may run `op` on `device`, in this context: not in other threads."""
     token = _pins.set({**(_pins.get() or {}), op: kernel})
-    saved = device.dispatch_cache.pop(op, None)
     try:
         candidates(device, op)
         yield
     finally:
         _pins.reset(token)
-        device.dispatch_cache.pop(op, None)
-        if saved is not None:
-            device.dispatch_cache[op] = saved

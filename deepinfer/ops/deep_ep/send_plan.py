@@ -40,7 +40,7 @@ class SendPlan(OpSpec):
         checks.rank(self.name, "slots", call["slots"], 2, "[T,K]")
         checks.dtype(self.name, "slots", call["slots"], checks.INDEX_DTYPES)
         checks.at_least(self.name, "ranks", call["ranks"], 1)
-        checks.at_least(self.name, "slots_per_rank", call["slots_per_rank"], 0)
+        checks.between(self.name, "slots_per_rank", call["slots_per_rank"], 0, ((1 << 63) - 1) // call["ranks"])
 
     def outputs(self, call: Call) -> tuple[TensorMeta, ...]:
         tokens, lanes = call["slots"].shape
