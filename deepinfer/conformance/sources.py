@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from deepinfer import ops
+from deepinfer.errors import invalid
 from deepinfer.registry import Kernel, PortableKernel
 
 
@@ -40,6 +41,9 @@ def files(kernel: Kernel) -> dict[str, Path]:
 
 
 def _declared(folder: Path, name: str) -> tuple[str, Path]:
+    if Path(name).is_absolute():
+        rule = "must be relative to the package, to mean the same file on every machine"
+        raise invalid(f"sources of a kernel in {folder.name}", name, rule, nearest=Path(name).name)
     inside = folder / name
     if inside.is_file() or not (folder.parent / name).is_file():
         return f"{folder.name}/{name}", inside

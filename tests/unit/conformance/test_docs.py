@@ -11,7 +11,7 @@ import pytest
 from deepinfer.conformance import docs, evidence, sources
 from deepinfer.errors import InvalidArgument
 from deepinfer.hal import device as open_device
-from deepinfer.registry import all_specs
+from deepinfer.registry import Kernel, all_specs
 from deepinfer.registry.kernels import candidates
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,6 +128,23 @@ def test_command_line_makes_rows(tmp_path: Path) -> None:
     source.write_text(json.dumps(report("passed")), "utf-8")
     assert evidence.main([str(source), str(target)]) == 0
     assert len(evidence.read([target])) == 1
+
+
+def test_evidence_names_files_that_every_machine_has() -> None:
+    rows = evidence.read(sorted((ROOT / "bench" / "evidence").glob("*.jsonl")))
+    assert rows
+    assert not [row["op"] for row in rows if any("//" in name or Path(name).is_absolute() for name in row["sources"])]
+
+
+def test_absolute_sources_are_refused() -> None:
+    class Elsewhere(Kernel):
+        op, name, sources = NORM, "elsewhere", (__file__,)
+
+        def run(self, plan: Any, stream: Any, args: Any, out: Any, workspace: Any) -> None:
+            raise NotImplementedError
+
+    with pytest.raises(InvalidArgument, match="relative to the package"):
+        sources.files(Elsewhere())
 
 
 def test_declared_sources_exist_on_cpu() -> None:

@@ -52,7 +52,7 @@ class DenseKernel(Kernel):
 
     allocates = True
     batch_invariant = True
-    sources = (__file__, attention.__file__)
+    sources = ("kernels/flash_mla.py", "attention.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         return aligned(call["q"].shape[-1], call["d_v"])

@@ -19,7 +19,6 @@ from deepinfer.ops.flash_mla.portable_dense import finish
 from deepinfer.ops.flash_mla.portable_sparse import Pool, fused_outputs, pools_of
 from deepinfer.ops.flash_mla.rotate import rotate
 from deepinfer.registry import Call, Kernel, Plan, get_spec
-from deepinfer_cpu import attention
 from deepinfer_cpu.attention import Keys, Rows, aligned, attend, by_slot
 
 Outputs = tuple[torch.Tensor | None, ...]
@@ -68,7 +67,7 @@ class SparseKernel(Kernel):
 
     allocates = True
     batch_invariant = True
-    sources = (__file__, attention.__file__)
+    sources = ("kernels/flash_mla_sparse.py", "attention.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         d = call["q"].shape[-1]
