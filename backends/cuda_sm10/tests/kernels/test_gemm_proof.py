@@ -23,7 +23,8 @@ pytestmark = [
 
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("sentryward_gemm", SCRIPT)
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
