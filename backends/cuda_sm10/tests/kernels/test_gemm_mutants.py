@@ -41,7 +41,7 @@ SURVIVORS: dict[str, dict[str, str]] = {
     SM100: TENSOR,
     SM100_PAIR: {
         **TENSOR,
-        **dict.fromkeys(("drop wait 1", "wait on next barrier 1"), LAST_WAITS),
+        "drop wait 0": LAST_WAITS,
     },
     SM90: {
         **COMMON,
