@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (PTX statements stay whole)
 """Damaged PTX never crashes the process: it is refused with a message, or it still runs and ends."""
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ def damaged(text: str, rng: random.Random) -> str:
         tokens = re.findall(r"%?\w+|\S", lines[i])
         if tokens:
             victim = rng.choice(tokens)
-            lines[i] = lines[i].replace(victim, rng.choice(["", "%r1", "%rd3", "-1", "{", "]", "0xffffffffffff", "%p2", "_", ".u32"]), 1)
+            lines[i] = lines[i].replace(
+                victim, rng.choice(["", "%r1", "%rd3", "-1", "{", "]", "0xffffffffffff", "%p2", "_", ".u32"]), 1
+            )
     return "\n".join(lines)
 
 
