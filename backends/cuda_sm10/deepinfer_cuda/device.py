@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from deepinfer.errors import DriverError
 from deepinfer.hal import Arg, Event, Executable, Graph, Image, Stream
 from deepinfer.hal.driver_device import DriverDevice, DriverEvent, DriverStream, release_quietly
 from deepinfer_cuda.detect import require
@@ -51,7 +52,10 @@ class TorchEvent(Event):
     def elapsed_ms(self, stop: Event) -> float:
         if not isinstance(stop, TorchEvent):
             raise TypeError(f"stop: got {type(stop).__name__}, must be an event of this device")
-        return float(self.torch_event.elapsed_time(stop.torch_event))
+        try:
+            return float(self.torch_event.elapsed_time(stop.torch_event))
+        except (ValueError, RuntimeError) as error:
+            raise DriverError("elapsed_ms", "NOT_READY", f"both events must have been recorded: {error}") from error
 
 
 class CudaExecutable(Executable):

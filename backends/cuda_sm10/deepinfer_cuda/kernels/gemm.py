@@ -140,7 +140,7 @@ class Sm90Gemm(CudaKernel):
         reasons += self.refuse(call)
         if a.numel and b.numel:
             reasons += [*tma_reasons("a", a), *tma_reasons("b", b)]
-        reasons += tma_reasons("out", call.out[0]) if call.out else []
+        reasons += tma_reasons("out", call.out[0]) if call.out and call.out[0].numel else []
         if not call.out and b.shape[-2] % 8:
             reasons.append(f"needs N to be a multiple of 8 for the rows of D, got {b.shape[-2]}")
         return Support(tuple(reasons))
