@@ -10,29 +10,29 @@ namespace asc_sim {
 namespace {
 // Clock of the executing instruction: the scalar program's for pipe S, else the pipe's.
 Clock& now() { return g.pipe == 0 ? g.core->scalar : g.core->pipes[g.pipe].clock; }
-uint32_t global_agent() {
-    return static_cast<uint32_t>(g.core->block->global * kAgents + g.core->agent(g.pipe) + 1);
+uint32_t global_actor() {
+    return static_cast<uint32_t>(g.core->block->global * kActors + g.core->actor(g.pipe) + 1);
 }
 
 bool before(const Access& a, const Clock& clk) {
-    const int block = static_cast<int>(a.agent - 1) / kAgents, agent = static_cast<int>(a.agent - 1) % kAgents;
-    if (block == g.core->block->global) return clk.t[agent] >= a.epoch;
-    const size_t first = static_cast<size_t>(block) * kAgents;
-    if (!clk.remote || clk.remote->size() < first + kAgents) return false;
+    const int block = static_cast<int>(a.actor - 1) / kActors, actor = static_cast<int>(a.actor - 1) % kActors;
+    if (block == g.core->block->global) return clk.t[actor] >= a.epoch;
+    const size_t first = static_cast<size_t>(block) * kActors;
+    if (!clk.remote || clk.remote->size() < first + kActors) return false;
     const Block& b = *g.sched->blocks[static_cast<size_t>(block)];
-    for (size_t i = 0; i < kAgents; ++i) {
+    for (size_t i = 0; i < kActors; ++i) {
         const uint32_t r = (*clk.remote)[first + i];
-        if (r && b.releases[i][r - 1].t[agent] >= a.epoch) return true;
+        if (r && b.releases[i][r - 1].t[actor] >= a.epoch) return true;
     }
     return false;
 }
 
 std::string who(const Access& a) {
-    const int block = static_cast<int>(a.agent - 1) / kAgents, agent = static_cast<int>(a.agent - 1) % kAgents;
+    const int block = static_cast<int>(a.actor - 1) / kActors, actor = static_cast<int>(a.actor - 1) % kActors;
     const auto& l = g.sched->locs[a.loc];
     const char* file = std::strrchr(l.first, '/');
     static const char* names[] = {"AIC", "AIV0", "AIV1"};
-    return std::string("block ") + std::to_string(block) + " " + names[agent / kPipes] + " pipe " + pipe_name(agent % kPipes) +
+    return std::string("block ") + std::to_string(block) + " " + names[actor / kPipes] + " pipe " + pipe_name(actor % kPipes) +
            " at " + (file ? file + 1 : l.first) + ":" + std::to_string(l.second);
 }
 
@@ -41,29 +41,29 @@ std::string who(const Access& a) {
     stop(std::string("race: ") + kind + " on " + mem + " offset " + std::to_string(offset) + ": nothing orders it after " + who(other));
 }
 
-void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32_t agent, uint32_t loc, const char* mem, uint64_t offset) {
-    const uint32_t epoch = clk.t[g.core->agent(g.pipe)];
-    if (r.w.agent && r.w.agent != agent && (r.w.mask & mask) && !before(r.w, clk))
+void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32_t actor, uint32_t loc, const char* mem, uint64_t offset) {
+    const uint32_t epoch = clk.t[g.core->actor(g.pipe)];
+    if (r.w.actor && r.w.actor != actor && (r.w.mask & mask) && !before(r.w, clk))
         race(write ? "write after write" : "read after write", mem, offset, r.w);
     if (!write) {
         Access* slot = nullptr;
         for (Access& a : r.r)
-            if (a.agent == agent) slot = &a;
+            if (a.actor == actor) slot = &a;
         if (!slot)
             for (Access& a : r.r)
-                if (!a.agent || before(a, clk)) slot = &a;
+                if (!a.actor || before(a, clk)) slot = &a;
         if (!slot) slot = &r.r[0];
-        const uint32_t old = slot->agent == agent ? slot->mask : 0;
-        *slot = Access{agent, epoch, mask | old, loc};
+        const uint32_t old = slot->actor == actor ? slot->mask : 0;
+        *slot = Access{actor, epoch, mask | old, loc};
         return;
     }
     for (Access& a : r.r) {
-        if (!a.agent || a.agent == agent) continue;
+        if (!a.actor || a.actor == actor) continue;
         if ((a.mask & mask) && !before(a, clk)) race("write after read", mem, offset, a);
         if (!(a.mask & ~mask)) a = Access{};
     }
-    const uint32_t old = r.w.agent == agent ? r.w.mask : 0;
-    r.w = Access{agent, epoch, mask | old, loc};
+    const uint32_t old = r.w.actor == actor ? r.w.mask : 0;
+    r.w = Access{actor, epoch, mask | old, loc};
     r.init |= mask;
 }
 
@@ -100,9 +100,9 @@ void track_local(Memory& m, uint32_t offset, uint32_t bytes, bool write) {
     }
     if (write || offset + bytes > m.high) m.high = std::max(m.high, std::min(m.size, (offset + bytes + 31) / 32 * 32));
     const Clock& clk = now();
-    const uint32_t agent = global_agent(), loc = g.sched->loc_id(g.loc);
+    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc);
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) {
-        visit(m.shadow[i], mask, write, clk, agent, loc, m.name, i * kGranule);
+        visit(m.shadow[i], mask, write, clk, actor, loc, m.name, i * kGranule);
     });
 }
 
@@ -142,7 +142,7 @@ void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uin
 // Races in global memory: over the buffers that some launch of the group may write.
 static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
     const Clock& clk = now();
-    const uint32_t agent = global_agent(), loc = g.sched->loc_id(g.loc);
+    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc);
     for (Span& s : g.sched->tracked) {
         const uintptr_t low = std::max(a, s.base), high = std::min(a + bytes, s.base + s.size);
         if (low >= high) continue;
@@ -152,7 +152,7 @@ static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
             if (!s.shadow) throw std::bad_alloc();
         }
         granules(low - origin, high - low, [&](uint64_t i, uint32_t mask) {
-            visit(s.shadow[i], mask, write, clk, agent, loc, "global memory", i * kGranule);
+            visit(s.shadow[i], mask, write, clk, actor, loc, "global memory", i * kGranule);
         });
     }
 }

@@ -1,7 +1,7 @@
 // Vector clocks of the race checker.
 //
-// An agent is one (core, pipe) of a block: 3 cores x 7 pipes. Local memories are shared inside a block only, so a
-// clock holds one entry per agent of its own block, plus (rarely) which release points of other blocks it has seen.
+// An actor is one (core, pipe) of a block: 3 cores x 7 pipes. Local memories are shared inside a block only, so a
+// clock holds one entry per actor of its own block, plus (rarely) which release points of other blocks it has seen.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -11,18 +11,18 @@ namespace asc_sim {
 
 inline constexpr int kPipes = 7;  // S V M MTE1 MTE2 MTE3 FIX
 inline constexpr int kCores = 3;  // AIC AIV0 AIV1
-inline constexpr int kAgents = kPipes * kCores;
+inline constexpr int kActors = kPipes * kCores;
 
-// remote[b * kAgents + a] = n: what came before the n-th release point of agent a of block b is known. Immutable once
+// remote[b * kActors + a] = n: what came before the n-th release point of actor a of block b is known. Immutable once
 // shared.
 using Remote = std::vector<uint32_t>;
 
 struct Clock {
-    uint32_t t[kAgents] = {};
+    uint32_t t[kActors] = {};
     std::shared_ptr<const Remote> remote;
 
     void join(const Clock& o) {
-        for (int i = 0; i < kAgents; ++i) t[i] = t[i] > o.t[i] ? t[i] : o.t[i];
+        for (int i = 0; i < kActors; ++i) t[i] = t[i] > o.t[i] ? t[i] : o.t[i];
         if (o.remote && o.remote != remote) join_remote(o.remote);
     }
     void join_remote(const std::shared_ptr<const Remote>& o) {

@@ -12,7 +12,7 @@
 namespace asc_sim {
 
 struct Access {
-    uint32_t agent = 0;  // global agent number + 1; 0 = none
+    uint32_t actor = 0;  // global actor number + 1; 0 = none
     uint32_t epoch = 0;
     uint32_t mask = 0;  // bytes of the granule
     uint32_t loc = 0;   // index into the table of source locations

@@ -109,7 +109,7 @@ struct Core {
     uint64_t cycles = 0;
     uint32_t mmad_addr = 0xFFFFFFFF;
     int aiv() const { return kind == 2 ? 1 : 0; }
-    int agent(int pipe) const { return kind * kPipes + pipe; }
+    int actor(int pipe) const { return kind * kPipes + pipe; }
     const char* name() const { return kind == 0 ? "AIC" : kind == 1 ? "AIV0" : "AIV1"; }
 };
 
@@ -125,7 +125,7 @@ struct Block {
     std::unique_ptr<Arena> arena;
     Core cores[kCores];
     Rendezvous sub[32], main[32];  // mode 1 and mode 2 (AIV side)
-    std::vector<Clock> releases[kAgents];  // what each agent has published to other blocks, in order
+    std::vector<Clock> releases[kActors];  // what each actor has published to other blocks, in order
     bool active = false, finished = false;
 };
 
@@ -225,7 +225,7 @@ inline void issue(int pipe, const char* name, Loc loc, F f, std::function<bool()
     if (g.sched->run_now(c, pipe) && (!ready || ready())) {
         Pipe& p = c.pipes[pipe];
         p.clock.join(c.scalar);
-        ++p.clock.t[c.agent(pipe)];
+        ++p.clock.t[c.actor(pipe)];
         const Exec saved = g;
         g.pipe = pipe;
         g.name = name;

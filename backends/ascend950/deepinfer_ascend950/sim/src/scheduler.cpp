@@ -133,7 +133,7 @@ bool Scheduler::pump(Core& c) {
 
 bool Scheduler::exec(Core& c, int pipe, Item& item) {
     Pipe& p = c.pipes[pipe];
-    const int me = c.agent(pipe);
+    const int me = c.actor(pipe);
     auto begin = [&] {
         p.clock.join(item.issue);
         ++p.clock.t[me];

@@ -68,7 +68,7 @@ void sync_set(int src, int dst, int id, Loc loc) {
     if (s != 0) return enqueue(c, s, sync_item(Kind::SetFlag, "set_flag", loc, s, d, id));
     Event& e = c.flags[s][d][id];
     if (e.set) fail("set_flag", ("flag S->" + std::string(pipe_name(d)) + " id " + std::to_string(id) + " is set twice without a wait").c_str(), loc);
-    ++c.scalar.t[c.agent(0)];
+    ++c.scalar.t[c.actor(0)];
     e.set = true;
     e.clock = c.scalar;
     e.loc = loc;
@@ -136,18 +136,18 @@ void buf_release(int pipe, int id, int, Loc loc) {
     c.open[id] = 0;
     ++c.rls_issued[id];
     if (p != 0) return enqueue(c, p, sync_item(Kind::RlsBuf, "rls_buf", loc, id));
-    ++c.scalar.t[c.agent(0)];
+    ++c.scalar.t[c.actor(0)];
     ++c.rls_done[id];
     c.buf_clock[id].join(c.scalar);
 }
 
 Clock Scheduler::release(Core& c, int pipe, const Clock& clock) {
-    const size_t agent = static_cast<size_t>(c.agent(pipe));
-    auto& list = c.block->releases[agent];
+    const size_t actor = static_cast<size_t>(c.actor(pipe));
+    auto& list = c.block->releases[actor];
     list.push_back(clock);
     auto r = clock.remote ? std::make_shared<Remote>(*clock.remote) : std::make_shared<Remote>();
-    if (r->size() < blocks.size() * kAgents) r->resize(blocks.size() * kAgents);
-    (*r)[static_cast<size_t>(c.block->global) * kAgents + agent] = static_cast<uint32_t>(list.size());
+    if (r->size() < blocks.size() * kActors) r->resize(blocks.size() * kActors);
+    (*r)[static_cast<size_t>(c.block->global) * kActors + actor] = static_cast<uint32_t>(list.size());
     Clock out;
     out.remote = std::move(r);
     return out;
@@ -219,7 +219,7 @@ void cross_set(int mode, int pipe, uint64_t id, Loc loc) {
     if (mode == 1 && c.kind == 0) fail("cross-core set", "mode 1 is between the vector cores", loc);
     Item item = sync_item(Kind::CrossSet, "cross-core set", loc, mode, static_cast<int>(id));
     if (p != 0) return enqueue(c, p, std::move(item));
-    ++c.scalar.t[c.agent(0)];
+    ++c.scalar.t[c.actor(0)];
     g.name = "cross-core set";
     g.loc = loc;
     g.sched->deliver(c, mode * 64 + static_cast<int>(id), c.scalar, loc);
@@ -261,7 +261,7 @@ void vf_enter(const char* name, Loc loc) {
     Pipe& p = c.pipes[1];
     if (g.pipe == 0) {  // inline; from the queue the clock has been advanced already
         p.clock.join(c.scalar);
-        ++p.clock.t[c.agent(1)];
+        ++p.clock.t[c.actor(1)];
     }
     g.pipe = 1;
     g.name = name;
@@ -293,7 +293,7 @@ void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const c
         Pipe& q = c.pipes[1];
         g.sched->block_fiber(c, "a directly called vector function waits for the vector pipe", loc, [&q] { return q.queue.empty(); }, 1, 1);
         q.clock.join(c.scalar);
-        ++q.clock.t[c.agent(1)];
+        ++q.clock.t[c.actor(1)];
     }
     const Exec saved = g;
     g.pipe = 1;
@@ -312,7 +312,7 @@ void gm_touch(const void* p, uint32_t bytes, bool write, Loc loc) {
     g.pipe = 0;
     g.name = write ? "scalar store to global memory" : "scalar load from global memory";
     g.loc = loc;
-    ++c.scalar.t[c.agent(0)];
+    ++c.scalar.t[c.actor(0)];
     const auto it = g.sched->sync_words.find(reinterpret_cast<uintptr_t>(p));
     if (it != g.sched->sync_words.end() && !write) {
         c.scalar.join(it->second);
@@ -331,7 +331,7 @@ void scalar_touch(const void* p, uint32_t bytes, bool write, Loc loc) {
         g.pipe = 0;
         g.name = write ? "scalar store" : "scalar load";
         g.loc = loc;
-        ++c.scalar.t[c.agent(0)];
+        ++c.scalar.t[c.actor(0)];
         local(*m, p, bytes, bytes > 8 ? 8 : bytes, write);
         if (!write) require_init(*m, m->offset(p), bytes, "scalar load");
         g = saved;
@@ -346,7 +346,7 @@ void gm_store_release(void* p, const void* value, uint32_t bytes, Loc loc) {
     g.pipe = 0;
     g.name = "asc_store_dev";
     g.loc = loc;
-    ++c.scalar.t[c.agent(0)];
+    ++c.scalar.t[c.actor(0)];
     const bool race = g.sched->options.race;
     g.sched->options.race = false;  // a synchronisation word: ordered by its value, not by flags
     try {
