@@ -70,9 +70,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _stream(llm: LLM, prompt: str, options: argparse.Namespace) -> int:
+    increments = llm.generate_stream(prompt, sampling(options))
     print(prompt, end="", flush=True)
     failed = False
-    for increment in llm.generate_stream(prompt, sampling(options)):
+    for increment in increments:
         if increment.error:
             print(f"\ndeepinfer: {increment.error}", file=sys.stderr)
             failed = True
