@@ -27,7 +27,7 @@ bool BulkOp::step(Machine& m) {
     for (auto& t : targets) {
         if (to > from || n == 0) write(m, t, from, to);
         if (t.bar.cta) {
-            if (grid->check.on) {
+            if (grid->check.on && async_proxy()) {
                 auto info = t.bar.cta->mbars.find(t.bar.offset);
                 if (info != t.bar.cta->mbars.end() && info->second.valid && !info->second.published && !know.async.covers(info->second.init))
                     grid->check.report(who_op(*this, self), "asynchronous completion on an mbarrier whose init was not published (fence.mbarrier_init or fence.proxy.async)");
@@ -205,9 +205,12 @@ struct Store : Extra {
 };
 struct StoreOp : BulkOp {
     const Store* s = nullptr;
+    bool async_proxy() const override { return false; }
     void read(Machine&) override {}
     void write(Machine& m, Target& t, u32 lo, u32 hi) override {
-        grid->check.shared(who_op(*this, write_self), *t.cta, t.offset + lo, hi - lo, s->reduce ? Use::atomic : Use::write);
+        Who w = who_op(*this, write_self);
+        w.async = false;
+        grid->check.shared(w, *t.cta, t.offset + lo, hi - lo, s->reduce ? Use::atomic : Use::write);
         u32 e = u32(type_size(s->type));
         for (u32 k = lo; k < hi; k += e) {
             u64 a = 0, b = 0;

@@ -27,6 +27,7 @@ struct BulkOp : AsyncOp {
 
     virtual void read(Machine& m) = 0;             // fills data
     virtual void write(Machine& m, Target& t, u32 from, u32 to) = 0;  // bytes [from, to) of data
+    virtual bool async_proxy() const { return true; }          // st.async and red.async are relaxed generic accesses
     virtual u32 transaction_bytes(u32 n) const { return n; }  // what complete_tx counts for n bytes of shared memory
     bool step(Machine& m) override;
     const char* kind() const override { return name.c_str(); }
