@@ -61,7 +61,7 @@ def pointer(tensor: torch.Tensor, writable: bool = False) -> Arg:
     return tensor_arg(tensor, writable)
 
 
-def number(value: float) -> tuple[str, Arg]:
+def number(value: int | float) -> tuple[str, Arg]:
     """(Triton type, argument) of a scalar: the narrowest of i32 and i64 for integers, float32 for floats."""
     if isinstance(value, float):
         return "fp32", Arg(struct.pack("<f", value))

@@ -66,11 +66,11 @@ class Loaded:
     sources: tuple[int, ...]
     launches: PreparedLaunches
 
-    def run(self, stream: Stream, args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> None:
+    def run(self, stream: Stream, args: Sequence[Any], out: Sequence[Any]) -> None:
         found = [args[i] if i >= 0 else out[-1 - i] for i in self.sources]
         self.launches.run(stream, found, lambda: self._prepare(args, out))
 
-    def _prepare(self, args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> Callable[[Stream], None]:
+    def _prepare(self, args: Sequence[Any], out: Sequence[Any]) -> Callable[[Stream], None]:
         made: list[Arg] = []
         for entry in self.order:
             if isinstance(entry, Arg):
