@@ -26,6 +26,8 @@ from tests.unit import damage
 
 QUICK, LONG = 16, 820  # examples per op: 400 and 20,500 in all
 SMALL = 1 << 15  # elements of all tensors of a case together
+# Log-probabilities that must sum to one; spoiled ones do not, and float32 noise on -5e6 has no exact answer.
+DISTRIBUTIONS = {"sampling.verify_draft": ("target", "draft")}
 SPARE = 2 << 30  # bytes
 TIMEOUT = 240.0  # seconds for the examples of one op in the quick tier; a hang ends the run with every stack printed
 
@@ -159,6 +161,8 @@ def _judge_results(ex: Example, before: list[Any], results: tuple[torch.Tensor, 
 
 def _outside_contract(ex: Example, args: dict[str, Any]) -> bool:
     """Whether a spoiled float tensor holds values for which the op promises no result."""
+    if set(ex.names) & set(DISTRIBUTIONS.get(ex.spec.name, ())):
+        return True
     if not any(isinstance(args[n], torch.Tensor) and args[n].is_floating_point() for n in ex.names if n in args):
         return False
     try:
