@@ -124,6 +124,21 @@ def test_no_depth_gives_bias_and_addend() -> None:
     assert torch.equal(d, c + bias)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("k", [127, 132, 200])
+def test_block_scales_in_any_layout(k: int, step: int) -> None:
+    g = torch.Generator().manual_seed(7)
+    a, sa = data.random((20, k), MXFP8_ROWS, torch.bfloat16, g)
+    b, sb = data.random((40, k), MXFP8_TILES, torch.bfloat16, g)
+    assert sa is not None
+    assert sb is not None
+    wanted = widen_exact(a, sa, MXFP8_ROWS) @ widen_exact(b, sb, MXFP8_TILES).t()
+    sa, sb = (x.repeat_interleave(step, 1)[:, ::step] for x in (sa, sb))
+    with hal.use_backend("ascend950/sim"):
+        d = op("deep_gmm.gemm")(a, sa, MXFP8_ROWS, b, sb, MXFP8_TILES, None, "", None, None, torch.float32)[0]
+    close(d, wanted)
+
+
 @pytest.mark.parametrize("policy", [0, 1, 2])
 @pytest.mark.parametrize("b_recipe", [FP8_ROWS, FP8_TILES])
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 704), (130, 17, 1)])

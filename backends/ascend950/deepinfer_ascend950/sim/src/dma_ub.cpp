@@ -106,11 +106,13 @@ void ub2gm(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t ds
 }
 
 namespace {
-// One burst of an align copy into UB or L1: data, then padding elements, then filler up to 32 bytes.
-void burst_in(Memory& to, unsigned char* d, const unsigned char* s, const AlignCopy& c, uint64_t pad, bool compact) {
+// One burst of an align copy into UB or L1: data, then padding elements, then filler up to 32 bytes. Compact bursts lie
+// head to tail, and only the last one is filled up.
+void burst_in(Memory& to, unsigned char* d, const unsigned char* s, const AlignCopy& c, uint64_t pad, bool compact, bool last) {
     const uint32_t left = c.left * c.esize, right = c.right * c.esize, total = left + c.len + right;
     if (left > 32 || right > 32) stop("padding must not exceed 32 bytes on a side");
-    const uint32_t whole = compact ? total : up32(total);
+    const uint32_t at = compact && to.holds(d) ? to.offset(d) % 32 : 0;
+    const uint32_t whole = last ? up32(at + total) - at : total;
     unsigned char* p = local(to, d, whole, compact ? 1 : 32, true);
     const unsigned char* from = gm(s, c.len, false);
     const bool constant = left || right || c.constant_pad;
@@ -137,7 +139,7 @@ void align_in(Mem mem, const char* name, void* dst, const void* src, AlignCopy c
                 for (uint32_t i = 0; i < c.count; ++i) {
                     const auto* s = static_cast<const unsigned char*>(src) + j2 * a2 + j1 * a1 + i * c.gm_stride;
                     auto* d = static_cast<unsigned char*>(dst) + j2 * b2 + j1 * b1 + i * static_cast<uint64_t>(c.ub_stride);
-                    burst_in(to, d, s, c, pad, compact && i + 1 < c.count);
+                    burst_in(to, d, s, c, pad, compact && i > 0, !compact || i + 1 == c.count);
                 }
     });
 }
