@@ -100,7 +100,8 @@ WAIT = "W:\nmbarrier.try_wait.parity.shared::cta.b64 %p, [bar], 0;\n@!%p bra W;"
 
 
 def load(fence: str = "@%one fence.mbarrier_init.release.cluster;", size: int = 256, wait: str = WAIT) -> str:
-    return kernel(LOAD.format(fence=fence, bytes=size, wait=wait))
+    # the fence at the end publishes nothing in time; without any, the kernel would be held to the rules of libcu++
+    return kernel(LOAD.format(fence=fence, bytes=size, wait=wait) + "fence.proxy.async.shared::cta;\n")
 
 
 @pytest.mark.parametrize("schedule", ["eager", "random", "lazy"])

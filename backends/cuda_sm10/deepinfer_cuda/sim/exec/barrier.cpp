@@ -169,6 +169,7 @@ void decode_barrier(Dec& d) {
 }
 void decode_fence(Dec& d) {
     if (d.opt("mbarrier_init")) {
+        d.p.strings["#publishes_barriers"] = 1;
         d.opt("release"), d.opt("cluster");
         d.in.fn = fence_mbarrier_init;
         return;
@@ -176,6 +177,7 @@ void decode_fence(Dec& d) {
     if (d.opt("proxy")) {
         std::string kind = d.need({"async", "async::generic", "alias", "tensormap::generic", "async.global", "async.shared"});
         d.in.k[0] = kind != "async" ? 1 : 0;
+        if (kind == "async") d.p.strings["#publishes_barriers"] = 1;
         d.one_of({"global", "shared::cta", "shared::cluster", "shared", "cta", "cluster", "gpu", "sys"});
         d.one_of({"acquire", "release"});
         d.prefix("sync_restrict::");
