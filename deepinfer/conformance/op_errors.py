@@ -16,6 +16,7 @@ from deepinfer.errors import InvalidArgument
 from deepinfer.hal import use_backend
 from deepinfer.registry import Case, ErrorCase, Op, OpSpec, fallback
 from deepinfer.registry.call import Kind, Param
+from deepinfer.registry.dispatch import make_call
 
 ERROR_SEED = 11
 
@@ -82,7 +83,7 @@ def _spoilers(param: Param) -> Iterator[tuple[str, Any]]:
 def _spoiled(case: Case, name: str, value: Any) -> Any:
     def run(target: Target) -> None:
         p = prepared(target, case)
-        args = p.fresh()
+        args = p.fresh()  # metadata only: perhaps no kernel takes the plain call
         current = args[name]
         if isinstance(value, torch.dtype | torch.device):
             like = current if isinstance(current, torch.Tensor) else torch.zeros(1)
@@ -102,9 +103,12 @@ def _wrong_out(case: Case) -> Any:
     def run(target: Target) -> None:
         p = prepared(target, case)
         device = target.device.torch_device
-        outs = tuple(torch.empty((*p.plain[name].shape, 2), device=device) for name in p.spec.returns)
+        args = p.fresh()  # metadata only: perhaps no kernel takes the plain call
+        values = [args[param.name] for param in p.spec.params]
+        call = make_call(p.spec, values, (None,) * len(p.spec.returns), device)
+        outs = tuple(torch.empty((*meta.shape, 2), device=device) for meta in p.spec.outputs(call))
         try:
-            p.run(p.fresh(), out=outs)
+            p.run(args, out=outs)
         except InvalidArgument as raised:
             require("out" in str(raised), f"the message does not mention out: {raised}")
         else:
