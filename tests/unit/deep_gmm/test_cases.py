@@ -92,3 +92,14 @@ def test_the_tolerance_catches_broken_kernels(kind: str, pair: str) -> None:
     args = case.build()
     (want,) = spec.reference(args)
     assert close("d", _broken(args, kind), want, spec.tolerance(args, "d"), None), f"{kind} passes"
+
+
+def test_dense_sub_batches_are_rows_of_the_whole() -> None:
+    """The first row and the second half, as inputs and as indices into the result."""
+    spec = get_spec("deep_gmm.gemm")
+    case = next(c for c in spec.cases() if c.build()["a"].shape[0] > 3)
+    args = case.build()
+    variants = spec.batch_variants(args)
+    assert len(variants) == 2
+    for sub, (pick,) in variants:
+        assert torch.equal(sub["a"].float(), args["a"][pick].float())
