@@ -28,7 +28,7 @@ def llm() -> Iterator[LLM]:
 @pytest.mark.parametrize("prompts", [
     None, 3, 1.5, b"x", bytearray(b"x"), memoryview(b"x"), {}, {"prompt": "x"}, {"a"}, iter(["a"]), object(), int,
     np.array([1, 2]), torch.tensor([1, 2]), np.int64(3),
-], ids=repr)
+], ids=lambda value: type(value).__name__)
 def test_what_is_no_list_of_prompts_is_refused(llm: LLM, prompts: Any) -> None:
     for call in (llm.generate, llm.generate_stream, llm.score):
         with pytest.raises(InvalidArgument, match="prompts"):
