@@ -32,7 +32,7 @@ native:
 
 demo: setup
 	$(BIN)/deepinfer doctor
-	$(BIN)/deepinfer generate $(MODEL) "$(PROMPT)" --max-tokens 200
+	$(BIN)/deepinfer generate $(MODEL) "$(PROMPT)" --max-tokens 320 --temperature 0.6 --top-p 0.9 --seed 1
 
 test: setup
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not long"

@@ -65,6 +65,32 @@ def check(spec: str) -> dict[str, Any]:
     }
 
 
+def check_all(specs: list[str]) -> list[dict[str, Any]]:
+    """One row per device; simulated devices of one driver and architecture are alike, so only the first is checked."""
+    rows: list[dict[str, Any]] = []
+    first: dict[tuple[str, str], dict[str, Any]] = {}
+    for spec in specs:
+        key = _simulated_kind(spec)
+        if key is not None and key in first:
+            first[key]["alike"] += 1
+            continue
+        rows.append({**check(spec), "alike": 0})
+        if key is not None:
+            first[key] = rows[-1]
+    for row in rows:
+        row["remark"] += f" (and {row['alike']} more devices alike)" if row["alike"] else ""
+    return rows
+
+
+def _simulated_kind(spec: str) -> tuple[str, str] | None:
+    """(driver, architecture) of a simulated device; None for others and for those that do not open."""
+    try:
+        device = deepinfer.device(spec)
+    except DeepInferError:
+        return None
+    return (f"{device.backend}/{device.driver}", device.props.arch) if device.simulated else None
+
+
 def absent() -> list[dict[str, Any]]:
     """Backends and drivers that offer no device, with their reasons."""
     found: list[dict[str, Any]] = []
@@ -87,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     if options.backend is not None:
         rows, missing = [check(options.backend)], []
     else:
-        rows, missing = [check(spec) for spec in deepinfer.devices()], absent()
+        rows, missing = check_all(deepinfer.devices()), absent()
     failed = any(row["result"] == "FAIL" for row in [*rows, *missing])
     if options.json:
         print_json({"versions": versions(), "devices": rows, "unavailable": missing, "ok": not failed})

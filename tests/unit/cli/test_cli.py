@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import deepinfer
 from deepinfer.cli.main import COMMANDS, main
 
 
@@ -79,3 +80,14 @@ def test_console_script_is_installed() -> None:
     command = [sys.executable, "-m", "deepinfer.cli.main", "--version"]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     assert out.stdout.startswith("deepinfer ")
+
+
+def test_doctor_checks_one_of_simulated_devices_that_are_alike() -> None:
+    from deepinfer.cli.doctor import check_all
+
+    rows = check_all(["cpu:0", "cpu:0", "cpu:9"])
+    assert [row["result"] for row in rows] == ["PASS", "PASS", "FAIL"]
+    simulated = [spec for spec in deepinfer.devices() if "/sim:" in spec]
+    rows = check_all(simulated)
+    assert sum(row["alike"] + 1 for row in rows) == len(simulated)
+    assert len({(row["device"].split(":")[0], row["arch"]) for row in rows}) == len(rows)
