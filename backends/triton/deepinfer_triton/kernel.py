@@ -8,6 +8,7 @@ empty call, which runs nothing.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -98,9 +99,9 @@ class TritonKernel(Kernel):
         """Why the call's shapes, dtypes or strides do not fit; empty = they do."""
         return []
 
+    @abc.abstractmethod
     def programs(self, call: Call) -> Sequence[Program]:
         """The launches of a call that `refuse` accepts, in order; none for an empty call."""
-        raise NotImplementedError
 
     def plan(self, device: Device, call: Call) -> Plan:
         return Plan(state=tuple(prepare(device, call, program) for program in self.programs(call) if program.grid))

@@ -12,6 +12,7 @@ distribution nearly always hold the asked-for mass, and where they do not, every
 
 from __future__ import annotations
 
+import abc
 from typing import Any
 
 import torch
@@ -85,8 +86,9 @@ class _Sampling(Kernel):
     def __init__(self) -> None:
         self._names = tuple(param.name for param in get_spec(str(self.op)).params)
 
+    @abc.abstractmethod
     def results(self, args: Args) -> tuple[torch.Tensor, ...]:
-        raise NotImplementedError
+        """The op's outputs for arguments whose identity filters were dropped."""
 
     def run(
         self,

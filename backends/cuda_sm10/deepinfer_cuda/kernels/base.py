@@ -19,6 +19,13 @@ class CudaKernel(Kernel):
     source: str
     archs: tuple[str, ...]
 
+    def __init_subclass__(cls) -> None:
+        """The code is decided by the kernel's own two files and every header of the package, as in the build's key."""
+        super().__init_subclass__()
+        if hasattr(cls, "source"):
+            own = (f"kernels/{cls.source}.cuh", f"kernels/{cls.source}.cu")
+            cls.sources = own + tuple(f"include/{name}" for name in jit.headers() if not name.startswith("kernels/"))
+
     def load(self, device: Device) -> Executable:
         """Compile (or fetch) and load the code for `device`."""
         fmt = "ptx" if device.simulated else "cubin"

@@ -124,6 +124,8 @@ def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
         pitch = meta.stride[axis] * meta.dtype.itemsize
         if meta.shape[axis] > 1 and (pitch % 16 or not 0 < pitch < 1 << 40):
             found.append(f"{name} needs strides that are multiples of 16 bytes, got {pitch} in dimension {axis}")
+    if max(meta.shape, default=0) >= 1 << 31:
+        found.append(f"{name} needs dimensions below 2^31, the range of TMA coordinates, got {list(meta.shape)}")
     if not meta.aligned:
         found.append(f"{name} needs a 16-byte aligned address")
     return found
@@ -136,7 +138,6 @@ class Sm90Gemm(CudaKernel):
     name = "sm90_gemm_bf16"
     source = "sm90/gemm_bf16"
     archs: tuple[str, ...] = ("sm_90",)
-    sources: tuple[str, ...] = ("kernels/sm90/gemm_bf16.cuh", "kernels/sm90/gemm_bf16.cu", "include/layout/groups.cuh")
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
 
@@ -224,27 +225,21 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
         return (args[8],)
 
 
-_SM100_SOURCES = (
-    "kernels/sm100/gemm_bf16.cuh", "kernels/sm100/gemm_bf16.cu", "include/layout/groups.cuh", "include/layout/rows.cuh",
-    "include/ptx/tcgen05.cuh", "include/ptx/tmem.cuh", "include/mma/sm100_descriptor.cuh",
-)
-
-
 class Sm100Gemm(Sm90Gemm):
     """The dense product on tcgen05; every class below differs from its SM90 twin in the code it loads."""
 
     name, source, archs = "sm100_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
-    sources, tiles = _SM100_SOURCES, SM100_TILES
+    tiles = SM100_TILES
 
 
 class Sm100GroupedGemm(Sm90GroupedGemm):
     name, source, archs = "sm100_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
-    sources, tiles = _SM100_SOURCES, SM100_TILES
+    tiles = SM100_TILES
 
 
 class Sm100MaskedGroupedGemm(Sm90MaskedGroupedGemm):
     name, source, archs = "sm100_masked_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
-    sources, tiles = _SM100_SOURCES, SM100_TILES
+    tiles = SM100_TILES
 
 
 def prepare(

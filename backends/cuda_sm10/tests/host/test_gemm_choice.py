@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from deepinfer_cuda.kernels.gemm import TILES, Sm90Gemm, choose
+from deepinfer_cuda import jit
+from deepinfer_cuda.kernels.gemm import KERNELS, TILES, Sm90Gemm, choose, tma_reasons
 from deepinfer_cuda.tensor_map import TileMap
 
 from deepinfer.errors import InvalidArgument
@@ -77,3 +78,17 @@ def test_tile_maps_keep_the_hardware_rules(changes: dict[str, Any], text: str) -
     TileMap(**good)
     with pytest.raises(InvalidArgument, match=text):
         TileMap(**{**good, **changes})
+
+
+def test_evidence_is_keyed_by_every_header_of_the_build() -> None:
+    built = {name for name in jit.headers() if not name.startswith("kernels/")}
+    for kernel in KERNELS:
+        listed = {name.removeprefix("include/") for name in kernel.sources if name.startswith("include/")}
+        assert listed == built
+        assert f"kernels/{kernel.source}.cuh" in kernel.sources
+
+
+def test_dimensions_past_the_coordinates_of_tma_are_refused() -> None:
+    wide = torch.empty(1, 1, dtype=torch.bfloat16).expand(1 << 31, 1)
+    meta = TensorMeta.of(wide)
+    assert any("below 2^31" in reason for reason in tma_reasons("a", meta))
