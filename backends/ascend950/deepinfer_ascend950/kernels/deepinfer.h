@@ -3,7 +3,7 @@
 //   mem::ub<T>(off) ...          address of byte `off` of a local memory
 //   VF_CALL(fn, args...)         runs a __simd_vf__ function on the vector pipe
 //   DEEPINFER_KERNEL(name, Args, aic, aiv)   declares kernel `name`, body `void name##_body(Args)`
-//   gm::load / ss::load / ss::store          scalar accesses that the simulator's checkers see
+//   gm::load / ss:: / us::load and store     scalar accesses that the simulator's checkers see: GM, SSBuf, UB
 //   MUTANT(n)                    true only in the deliberately broken build number n of the mutation suite
 //
 //   mem::scale_address(p)        what the scale loads of the cube take as address: that of the operand, divided by 16
@@ -37,6 +37,10 @@ namespace ss {
 template <class T> __aicore__ inline T load(uint64_t off) { return *(__ssbuf__ T*)(AscendC::GetSsbufBaseAddr() + off); }
 template <class T> __aicore__ inline void store(uint64_t off, T v) { *(__ssbuf__ T*)(AscendC::GetSsbufBaseAddr() + off) = v; }
 }  // namespace ss
+namespace us {
+template <class T> __aicore__ inline T load(uint64_t off) { return *mem::ub<T>(off); }
+template <class T> __aicore__ inline void store(uint64_t off, T v) { *mem::ub<T>(off) = v; }
+}  // namespace us
 #define VF_CALL(fn, ...) asc_vf_call<fn>(__VA_ARGS__)
 #define DEEPINFER_KERNEL(name, Args, aic, aiv) \
     __global__ __mix__(aic, aiv) void name(Args args) { name##_body(args); }
@@ -70,6 +74,18 @@ template <class T> inline void store(uint64_t off, T v, asc_sim::Loc loc = DEEPI
     *p = v;
 }
 }  // namespace ss
+namespace us {
+template <class T> inline T load(uint64_t off, asc_sim::Loc loc = DEEPINFER_SIM_LOC) {
+    T* p = mem::ub<T>(off);
+    asc_sim::scalar_touch(p, sizeof(T), false, loc);
+    return *p;
+}
+template <class T> inline void store(uint64_t off, T v, asc_sim::Loc loc = DEEPINFER_SIM_LOC) {
+    T* p = mem::ub<T>(off);
+    asc_sim::scalar_touch(p, sizeof(T), true, loc);
+    *p = v;
+}
+}  // namespace us
 // The arguments are captured by value at the call, as the hardware takes them.
 #define VF_CALL(fn, ...) \
     ::asc_sim::issue_vf([tuple = ::deepinfer_sim::pack(__VA_ARGS__)] { tuple.call([](auto... a) { fn(a...); }); }, #fn, ::asc_sim::Loc{__FILE__, __LINE__})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from deepinfer.registry import Kernel
 from deepinfer_ascend950.ops.ep import KERNELS as _EP
 from deepinfer_ascend950.ops.gemm import KERNELS as _GEMM
+from deepinfer_ascend950.ops.index import KERNELS as _INDEX
 from deepinfer_ascend950.ops.mla import KERNELS as _MLA
 
-KERNELS: Sequence[Kernel] = (*_GEMM, *_MLA, *_EP)
+KERNELS: Sequence[Kernel] = (*_GEMM, *_MLA, *_EP, *_INDEX)
