@@ -1,12 +1,15 @@
 """Builds kernels with NVRTC from its wheel: no toolkit, no GPU, seconds per kernel, cached by content.
 
-Sources and headers are read from this package and handed to NVRTC as texts, so no path enters the key. Hardware gets a
-cubin for exactly its architecture; the simulator gets the PTX of the same build.
+Headers are read from this package and handed to NVRTC as texts, so no path enters the key. A translation unit holds one
+instance of a kernel template, so that a launch waits for nothing it does not run and several compile side by side.
+Hardware gets a cubin for exactly its architecture; the simulator gets the PTX of the same build.
 """
 
 from __future__ import annotations
 
+import re
 import threading
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -88,13 +91,31 @@ def _text(size: Any, read: Any, program: Any) -> str:
     return _bytes(size, read, program).rstrip(b"\0").decode("utf-8", "replace")
 
 
-def kernel_build(source: str, arch: str, fmt: str = "cubin") -> Build:
-    """The build of `kernels/<source>.cu` for device architecture `arch` ("sm_90", "sm_100", "sm_103")."""
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def closure(source: str) -> dict[str, str]:
+    """The headers of the package that `source` includes, directly or not: only they enter the build and its key."""
+    known, found, open_texts = headers(), dict[str, str](), [source]
+    while open_texts:
+        for name in _INCLUDE.findall(open_texts.pop()):
+            if name not in known:
+                raise invalid("#include", name, "must be a header of the package", nearest=_nearest(name, known))
+            if name not in found:
+                found[name] = known[name]
+                open_texts.append(known[name])
+    return dict(sorted(found.items()))
+
+
+def _nearest(name: str, known: dict[str, str]) -> str:
+    return (get_close_matches(name, known, 1, 0.0) or [""])[0]
+
+
+def translation_unit(name: str, source: str, arch: str, fmt: str = "cubin") -> Build:
+    """The build of `source` for devices of `arch` ("sm_90", "sm_100", "sm_103"); `name` tags its cache entry."""
     if arch not in ARCHITECTURES:
         raise invalid("arch", arch, f"must be one of {tuple(ARCHITECTURES)}", nearest="'sm_90'")
-    text = (PACKAGE / "kernels" / f"{source}.cu").read_text()
-    name = source.replace("/", "_")
-    return Build(name, text, headers(), FLAGS, ARCHITECTURES[arch], fmt)
+    return Build(name, source, closure(source), FLAGS, ARCHITECTURES[arch], fmt)
 
 
 _cache_lock = threading.Lock()
@@ -102,9 +123,9 @@ _caches: dict[Path, BuildCache] = {}
 
 
 def default_cache() -> BuildCache:
-    """The process's cache under the configured folder."""
+    """The process's cache: the configured folder, then what was compiled ahead and lies inside the package."""
     from deepinfer.config import cache_dir
 
     root = cache_dir() / "jit"
     with _cache_lock:
-        return _caches.setdefault(root, BuildCache([root]))
+        return _caches.setdefault(root, BuildCache([root, PACKAGE / "aot"]))

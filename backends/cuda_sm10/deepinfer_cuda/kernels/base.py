@@ -1,38 +1,65 @@
-"""What all CUDA kernels share: code compiled from this package's sources, loaded once per device."""
+"""What all CUDA kernels share: instances of templates in this package, compiled one by one, loaded once per device."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from deepinfer.hal import Device, Executable, Image
+from deepinfer.jit import Build
 from deepinfer.registry import Kernel
 from deepinfer_cuda import jit
 
 _lock = threading.Lock()
-_modules: weakref.WeakKeyDictionary[Device, dict[str, Executable]] = weakref.WeakKeyDictionary()
+_modules: weakref.WeakKeyDictionary[Device, dict[Unit, Executable]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One instance of a kernel template: macro `macro` of `header` makes entry `symbol` with template arguments."""
+
+    symbol: str
+    header: str
+    macro: str
+    arguments: tuple[int | str, ...]
+
+    def build(self, arch: str, fmt: str = "cubin") -> Build:
+        """Its translation unit for `arch`."""
+        values = ", ".join(str(value) for value in self.arguments)
+        source = f'#include "{self.header}"\n{self.macro}({self.symbol}, {values})\n'
+        return jit.translation_unit(self.symbol, source, arch, fmt)
+
+
+def load(device: Device, unit: Unit) -> Executable:
+    """Compile (or fetch) and load `unit` for `device`. Threads compile different units side by side."""
+    with _lock:
+        found = _modules.setdefault(device, {}).get(unit)
+    if found is not None:
+        return found
+    fmt = "ptx" if device.simulated else "cubin"
+    compiled = jit.default_cache().get(unit.build(device.props.arch, fmt), jit.NvrtcCompiler())
+    with _lock:
+        modules = _modules[device]
+        if unit not in modules:
+            modules[unit] = device.load(Image(compiled.image, fmt, unit.symbol))
+        return modules[unit]
 
 
 class CudaKernel(Kernel):
-    """A kernel compiled from `kernels/<source>.cu` for one architecture family."""
+    """A kernel whose code is a template in `header`, for the architectures `archs`."""
 
-    source: str
+    header: str
     archs: tuple[str, ...]
 
     def __init_subclass__(cls) -> None:
-        """The code is decided by the kernel's own two files and every header of the package, as in the build's key."""
+        """The code is decided by the header and all that it includes, as in the build's key."""
         super().__init_subclass__()
-        if hasattr(cls, "source"):
-            own = (f"kernels/{cls.source}.cuh", f"kernels/{cls.source}.cu")
-            cls.sources = own + tuple(f"include/{name}" for name in jit.headers() if not name.startswith("kernels/"))
+        if hasattr(cls, "header"):
+            included = jit.closure(f'#include "{cls.header}"')
+            cls.sources = tuple(name if name.startswith("kernels/") else f"include/{name}" for name in included)
 
-    def load(self, device: Device) -> Executable:
-        """Compile (or fetch) and load the code for `device`."""
-        fmt = "ptx" if device.simulated else "cubin"
-        with _lock:
-            modules = _modules.setdefault(device, {})
-            if self.source not in modules:
-                build = jit.kernel_build(self.source, device.props.arch, fmt)
-                compiled = jit.default_cache().get(build, jit.NvrtcCompiler())
-                modules[self.source] = device.load(Image(compiled.image, fmt, self.source))
-            return modules[self.source]
+    def units(self) -> Sequence[Unit]:
+        """Everything the kernel may launch, for compiling ahead."""
+        return ()

@@ -1,4 +1,4 @@
-"""bf16 products on SM90 and SM100: which calls the kernels take, which tile they pick, how they are launched.
+"""bf16 products on SM90 and SM100: which calls the kernels take, and how they are launched.
 
 `deep_gmm.gemm`, `grouped_gemm` and `masked_grouped_gemm` are one kernel per architecture (kernels/sm90/gemm_bf16.cuh,
 kernels/sm100/gemm_bf16.cuh), both with the same parameters; the classes here differ in how rows are grouped.
@@ -7,9 +7,9 @@ kernels/sm100/gemm_bf16.cuh), both with the same parameters; the classes here di
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -17,102 +17,31 @@ from deepinfer.hal import Arg, Device, DeviceProps, Executable, Stream, Support
 from deepinfer.hal.driver_device import tensor_span
 from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
-from deepinfer_cuda.kernels.base import CudaKernel
+from deepinfer_cuda.kernels.base import CudaKernel, Unit, load
+from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, ceil_div, choose
 from deepinfer_cuda.tensor_map import slab_map
 
 WIDE, MASKED = 1, 2  # flags of di::Groups
+TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # of C, bias and D in layout/sums.cuh
+NO_MAP = Arg(bytes(128))  # for a tensor map that the launch does not use
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One compiled shape of sm90_gemm_bf16: rows of one CTA, columns, stages, CTAs that share B."""
+class Product:
+    """The tensors of one launch. `lists` are counts and, where given, starts."""
 
-    rows: int
-    cols: int
-    stages: int
-    cluster: int
-
-    kernel: ClassVar[str] = "sm90_gemm_bf16"
-    load_rows: ClassVar[int] = 64  # rows of A per copy; the matrix unit multiplies as many at once
-    store_rows: ClassVar[int] = 64  # rows of D per copy
-    flops: ClassVar[int] = 4096  # dense bf16 FLOP per cycle and SM
+    a: torch.Tensor
+    b: torch.Tensor
+    d: torch.Tensor
+    lists: tuple[torch.Tensor, ...] = ()
+    c: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     @property
-    def band(self) -> int:
-        """Cluster tiles per raster band; the best of 2, 4, 8 on an H200 at large shapes."""
-        return 8 if self.cluster > 1 else 2
-
-    @property
-    def efficiency(self) -> float:
-        """Rate relative to the largest tile where the matrix unit is the bound; measured on an H200 at 8192^3."""
-        return {(128, 256): 1.0, (128, 128): 0.9, (64, 256): 0.91, (64, 128): 0.8}[self.rows, self.cols]
-
-    @property
-    def symbol(self) -> str:
-        return f"{self.kernel}_{self.rows}x{self.cols}x{self.stages}_c{self.cluster}"
-
-    @property
-    def threads(self) -> int:
-        return 128 * (1 + self.rows // 64)
-
-    @property
-    def shared_bytes(self) -> int:
-        """As GemmBf16::kSharedBytes in gemm_bf16.cuh."""
-        stage = (self.rows + self.cols) * 64 * 2
-        return 1024 + self.stages * stage + self.rows // 64 * 2 * 8192 + 16 * self.stages
-
-
-@dataclass(frozen=True)
-class Sm100Tile(Tile):
-    """One compiled shape of sm100_gemm_bf16. `cluster` is 2 for a pair of CTAs, each of which loads half of B."""
-
-    kernel: ClassVar[str] = "sm100_gemm_bf16"
-    load_rows: ClassVar[int] = 128
-    store_rows: ClassVar[int] = 32
-    flops: ClassVar[int] = 8192
-
-    @property
-    def efficiency(self) -> float:
-        """Not measured: no such device was at hand."""
-        return 1.0
-
-    @property
-    def threads(self) -> int:
-        return 192
-
-    @property
-    def shared_bytes(self) -> int:
-        """As GemmBf16::kSharedBytes in sm100/gemm_bf16.cuh."""
-        stage = (self.rows + self.cols // self.cluster) * 64 * 2
-        return 1024 + self.stages * stage + 4 * 2 * 4096 + 8 * (2 * self.stages + 5)
-
-
-TILES = (Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 256, 5, 1), Tile(64, 128, 8, 1))
-SM100_TILES = (
-    Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
-    Sm100Tile(128, 128, 8, 2),
-)
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
-    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slower of matrix unit
-    (`tile.load_rows` rows at a time) and tile loads (64 bytes per cycle and SM)."""
-    tiles = groups * ceil_div(rows, tile.rows * tile.cluster) * tile.cluster * ceil_div(cols, tile.cols)
-    used = min(tile.rows, ceil_div(rows, tile.load_rows) * tile.load_rows)
-    math = 2.0 * used * tile.cols * depth / (tile.flops * tile.efficiency)
-    loads = (used + tile.cols / tile.cluster) * depth * 2 / 64
-    return ceil_div(tiles, units) * (max(math, loads) + 1500.0)
-
-
-def choose(
-    rows: int, cols: int, depth: int, units: int, groups: int = 1, tiles: tuple[Tile, ...] = TILES
-) -> Tile:
-    """The tile with the fewest modelled cycles; among equals the lowest (it has more stages), then the first listed."""
-    return min(tiles, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
+    def tensors(self) -> list[torch.Tensor]:
+        """All that are there; D is the third."""
+        extra = [tensor for tensor in (self.c, self.bias) if tensor is not None]
+        return [self.a, self.b, self.d, *self.lists, *extra]
 
 
 def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
@@ -136,28 +65,30 @@ class Sm90Gemm(CudaKernel):
 
     op = "deep_gmm.gemm"
     name = "sm90_gemm_bf16"
-    source = "sm90/gemm_bf16"
+    header = "kernels/sm90/gemm_bf16.cuh"
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
+
+    def units(self) -> Sequence[Unit]:
+        return tuple(tile.unit for tile in self.tiles)
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         reasons: list[str] = []
         if props.arch not in self.archs:
             reasons.append(f"needs {' or '.join(self.archs)}, the device is {props.arch}")
         a, b = call["a"], call["b"]
-        if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16 or call["out_dtype"] != torch.bfloat16:
-            reasons.append(f"takes bf16 in and out, got {a.dtype}, {b.dtype} -> {call['out_dtype']}")
+        if a.dtype != torch.bfloat16 or b.dtype != torch.bfloat16:
+            reasons.append(f"takes bf16 operands, got {a.dtype} and {b.dtype}")
+        elif call["out_dtype"] not in (torch.bfloat16, torch.float32):
+            reasons.append(f"writes bf16 or float32, got {call['out_dtype']}")
         reasons += self.refuse(call)
         if a.numel and b.numel:
             reasons += [*tma_reasons("a", a), *tma_reasons("b", b)]
-        reasons += tma_reasons("out", call.out[0]) if call.out and call.out[0].numel else []
-        if not call.out and b.shape[-2] % 8:
-            reasons.append(f"needs N to be a multiple of 8 for the rows of D, got {b.shape[-2]}")
         return Support(tuple(reasons))
 
     def refuse(self, call: Call) -> list[str]:
-        return [f"{name} is not supported" for name in ("c", "bias") if call[name] is not None]
+        return []
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         """(groups, rows of one) that the tile is chosen for."""
@@ -166,8 +97,8 @@ class Sm90Gemm(CudaKernel):
     def plan(self, device: Device, call: Call) -> Plan:
         groups, rows = self.expected_rows(call)
         cols, depth = call["b"].shape[-2:]
-        tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles)
-        return Plan(state=(PreparedLaunches(), self.load(device), device, tile))
+        tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles, by_tma=stored_by_tma(call))
+        return Plan(state=(PreparedLaunches(), load(device, tile.unit), device, tile))
 
     def run(
         self,
@@ -178,17 +109,14 @@ class Sm90Gemm(CudaKernel):
         workspace: torch.Tensor | None,
     ) -> None:
         launches, code, device, tile = plan.state
-        a, b, d = args[0], args[3], out[0]
-        if d is None or d.numel() == 0:
+        if out[0] is None or out[0].numel() == 0:
             return
-        lists = self.lists(args)
-        launches.run(
-            stream, (a, b, d, *lists), lambda: prepare(code, device, tile, (a, b, d), lists, masked=a.ndim == 3)
-        )
+        product = self.product(args, out[0])
+        launches.run(stream, product.tensors, lambda: prepare(code, device, tile, product))
 
-    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """Counts and, where given, starts."""
-        return ()
+    def product(self, args: tuple[Any, ...], d: torch.Tensor) -> Product:
+        """The op's arguments by role."""
+        return Product(args[0], args[3], d, c=args[8], bias=args[9])
 
 
 class Sm90GroupedGemm(Sm90Gemm):
@@ -208,8 +136,8 @@ class Sm90GroupedGemm(Sm90Gemm):
         groups = max(call["b"].shape[0], 1)
         return groups, ceil_div(call["a"].shape[0], groups)
 
-    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor for tensor in args[8:10] if tensor is not None)
+    def product(self, args: tuple[Any, ...], d: torch.Tensor) -> Product:
+        return Product(args[0], args[3], d, tuple(tensor for tensor in args[8:10] if tensor is not None))
 
 
 class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
@@ -221,56 +149,72 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
     def expected_rows(self, call: Call) -> tuple[int, int]:
         return call["a"].shape[0], call["a"].shape[1]
 
-    def lists(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        return (args[8],)
+    def product(self, args: tuple[Any, ...], d: torch.Tensor) -> Product:
+        return Product(args[0], args[3], d, (args[8],))
 
 
 class Sm100Gemm(Sm90Gemm):
     """The dense product on tcgen05; every class below differs from its SM90 twin in the code it loads."""
 
-    name, source, archs = "sm100_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    name, header, archs = "sm100_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
     tiles = SM100_TILES
 
 
 class Sm100GroupedGemm(Sm90GroupedGemm):
-    name, source, archs = "sm100_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    name, header, archs = "sm100_grouped_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
     tiles = SM100_TILES
 
 
 class Sm100MaskedGroupedGemm(Sm90MaskedGroupedGemm):
-    name, source, archs = "sm100_masked_grouped_gemm_bf16", "sm100/gemm_bf16", ("sm_100", "sm_103")
+    name, header, archs = "sm100_masked_grouped_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
     tiles = SM100_TILES
 
 
-def prepare(
-    code: Executable,
-    device: Any,
-    tile: Tile,
-    matrices: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    lists: tuple[torch.Tensor, ...],
-    masked: bool,
-) -> Callable[[Stream], None]:
+def stored_by_tma(call: Call) -> bool:
+    """Whether D is what the TMA epilogue writes: bf16, nothing added, rows on 16-byte boundaries."""
+    if call["out_dtype"] != torch.bfloat16 or any(call.args.get(name) is not None for name in ("c", "bias")):
+        return False
+    if call.out:
+        return not tma_reasons("out", call.out[0])
+    return bool(call["b"].shape[-2] % 8 == 0)
+
+
+def prepare(code: Executable, device: Any, tile: Tile, product: Product) -> Callable[[Stream], None]:
     """Tensor maps, scalars and grid of one launch."""
-    a, b, d = matrices
-    groups = b.shape[0] if b.ndim == 3 else 1
+    a, b, d = product.a, product.b, product.d
+    masked, groups = a.ndim == 3, b.shape[0] if b.ndim == 3 else 1
     rows, cols = d.shape[-2:]
     depth = a.shape[-1]
-    map_d = slab_map(d, tile.store_rows, 64)
-    maps = (map_d,) * 3
+    maps = [NO_MAP] * 3
     if depth:
-        maps = (slab_map(a, tile.load_rows, 64), slab_map(b, tile.cols // tile.cluster, 64), map_d)
+        loads = slab_map(a, tile.load_rows, 64), slab_map(b, tile.cols // tile.cluster, 64)
+        maps[:2] = [Arg(device.encode(tile_map)) for tile_map in loads]
+    if not tile.sums:
+        maps[2] = Arg(device.encode(slab_map(d, tile.store_rows, 64)))
+    lists = product.lists
     flags = (WIDE if lists and lists[0].dtype == torch.int64 else 0) | (MASKED if masked else 0)
     addresses = [tensor.data_ptr() for tensor in lists] + [0] * (2 - len(lists))
-    output = struct.pack("<Qqq", d.data_ptr(), d.stride(-2) * 2, d.stride(0) * 2 if masked else 0)
     problem = struct.pack("<QQ6I", *addresses, groups, rows, cols, depth, tile.band, flags)
-    args = [Arg(device.encode(tile_map)) for tile_map in maps] + [Arg(output), Arg(problem)]
-    args += [Arg(span=tensor_span(tensor, tensor is d)) for tensor in (a, b, d, *lists)]
+    args = [*maps, Arg(pack_output(product)), Arg(problem)]
+    args += [Arg(span=tensor_span(tensor, tensor is d)) for tensor in product.tensors]
     tiles = groups * ceil_div(rows, tile.rows * tile.cluster) * ceil_div(cols, tile.cols)
-    clusters = max(min(tiles, device.props.compute_units // tile.cluster), 1)
+    clusters = min(tiles, tile.slots(device.props.compute_units))
     return code.prepare(
-        tile.symbol, (clusters * tile.cluster, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
-        cluster=(tile.cluster, 1, 1),
+        tile.symbol, (clusters * tile.ctas, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
+        cluster=(tile.ctas, 1, 1),
     )
+
+
+def pack_output(product: Product) -> bytes:
+    """di::Output of layout/sums.cuh."""
+    c, bias, d = product.c, product.bias, product.d
+    slab = d.stride(0) if d.ndim == 3 else 0
+    steps = [d.stride(-2), slab, d.stride(-1)]
+    fields: list[int] = [d.data_ptr(), *(step * d.element_size() for step in steps)]
+    fields += [0, 0, 0] if c is None else [c.data_ptr(), *(step * c.element_size() for step in c.stride())]
+    fields += [0, 0] if bias is None else [bias.data_ptr(), bias.stride(0) * bias.element_size()]
+    types = (0 if tensor is None else TYPES[tensor.dtype] for tensor in (d, c, bias))
+    return struct.pack("<QqqqQqqQq4I", *fields, *types, 0)
 
 
 KERNELS = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from deepinfer_cuda import jit
-from deepinfer_cuda.kernels.gemm import KERNELS, TILES, Sm90Gemm, choose, tma_reasons
+from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, stored_by_tma, tma_reasons
+from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, choose
 from deepinfer_cuda.tensor_map import TileMap
 
 from deepinfer.errors import InvalidArgument
@@ -40,11 +42,9 @@ def test_plain_call_is_taken() -> None:
     [
         (BLACKWELL, lambda: call(bf16(8, 8), bf16(8, 8)), "the device is sm_100"),
         (HOPPER, lambda: call(torch.zeros(8, 8), bf16(8, 8)), "takes bf16"),
-        (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), out_dtype=torch.float32), "takes bf16"),
+        (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), out_dtype=torch.float16), "writes bf16 or float32"),
         (HOPPER, lambda: call(bf16(8, 9), bf16(8, 9)), "a needs strides that are multiples of 16 bytes, got 18"),
         (HOPPER, lambda: call(bf16(8, 8).t(), bf16(8, 8)), "a needs unit stride"),
-        (HOPPER, lambda: call(bf16(8, 8), bf16(7, 8)), "multiple of 8"),
-        (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), bias=TensorMeta.of(bf16(8))), "bias is not supported"),
         (HOPPER, lambda: call(bf16(80)[1:65].view(8, 8), bf16(8, 8)), "16-byte aligned"),
     ],
 )
@@ -56,7 +56,31 @@ def test_tile_choice_follows_the_shape() -> None:
     assert choose(8192, 8192, 8192, 132) == TILES[0]
     assert choose(64, 7168, 16384, 132).rows == 64
     for shape in [(1, 8, 8), (100000, 8, 64), (129, 264, 200)]:
-        assert choose(*shape, 132) in TILES
+        assert replace(choose(*shape, 132), parts=1) in TILES
+
+
+@pytest.mark.parametrize("shape", [(128, 4096, 7168), (64, 2112, 7168), (1, 512, 7168)])
+def test_few_tiles_and_a_long_k_are_split(shape: tuple[int, int, int]) -> None:
+    for units, tiles in ((132, TILES), (148, SM100_TILES)):
+        tile = choose(*shape, units, tiles=tiles)
+        assert tile.parts > 1
+        assert tile == choose(*shape, units, tiles=tiles)
+    assert choose(64, 128, 64, 132).parts == 1  # one K block: nothing to split
+
+
+def test_the_epilogue_follows_the_result() -> None:
+    plain = call(bf16(8, 64), bf16(8, 64))
+    assert stored_by_tma(plain)
+    others = [
+        call(bf16(8, 64), bf16(9, 64)), call(bf16(8, 64), bf16(8, 64), out_dtype=torch.float32),
+        call(bf16(8, 64), bf16(8, 64), bias=TensorMeta.of(bf16(8))),
+        call(bf16(8, 64), bf16(8, 64), c=TensorMeta.of(bf16(8, 8))),
+        replace(plain, out=(TensorMeta.of(bf16(8, 8).t()),)),
+    ]
+    for other in others:
+        assert Sm90Gemm().supports(HOPPER, other)
+        assert not stored_by_tma(other)
+        assert choose(8, 8, 64, 132, by_tma=False).sums
 
 
 @pytest.mark.parametrize(
@@ -80,12 +104,12 @@ def test_tile_maps_keep_the_hardware_rules(changes: dict[str, Any], text: str) -
         TileMap(**{**good, **changes})
 
 
-def test_evidence_is_keyed_by_every_header_of_the_build() -> None:
-    built = {name for name in jit.headers() if not name.startswith("kernels/")}
+def test_evidence_is_keyed_by_what_the_build_reads() -> None:
     for kernel in KERNELS:
-        listed = {name.removeprefix("include/") for name in kernel.sources if name.startswith("include/")}
-        assert listed == built
-        assert f"kernels/{kernel.source}.cuh" in kernel.sources
+        listed = {name.removeprefix("include/") for name in kernel.sources}
+        assert listed == set(kernel.units()[0].build(kernel.archs[0]).headers)
+        assert kernel.header in listed
+        assert all((jit.PACKAGE / name).is_file() for name in kernel.sources)
 
 
 def test_dimensions_past_the_coordinates_of_tma_are_refused() -> None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import ctypes as ct
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from deepinfer_cuda import jit, simdevice
-from deepinfer_cuda.kernels.gemm import SM100_TILES, TILES, Tile, prepare
+from deepinfer_cuda.kernels.gemm import Product, prepare
+from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile
 
 from deepinfer.hal import Executable, Image
 
-SOURCES = {"sm_90": "sm90/gemm_bf16", "sm_100": "sm100/gemm_bf16"}
 TILES_OF: dict[str, tuple[Tile, ...]] = {"sm_90": TILES, "sm_100": SM100_TILES}
 PATTERN = 9.0  # what D holds before the launch
 
@@ -42,8 +43,8 @@ def device(arch: str) -> Any:
 
 
 @cache
-def ptx(arch: str) -> str:
-    build = jit.kernel_build(SOURCES[arch], arch, "ptx")
+def ptx(arch: str, tile: Tile) -> str:
+    build = tile.unit.build(arch, "ptx")
     return jit.default_cache().get(build, jit.NvrtcCompiler()).image.decode()
 
 
@@ -53,8 +54,8 @@ def load(arch: str, text: str) -> Executable:
 
 
 @cache
-def code(arch: str) -> Executable:
-    return load(arch, ptx(arch))
+def code(arch: str, tile: Tile) -> Executable:
+    return load(arch, ptx(arch, tile))
 
 
 def configure(arch: str, schedule: str = "eager", seed: int = 0, **options: Any) -> None:
@@ -86,6 +87,21 @@ class Problem:
     masked: bool = False
     wide: bool = False
     pitch: int = 0  # elements between rows of D, 0 = cols
+    out: torch.dtype = torch.bfloat16
+    c: torch.dtype | None = None
+    bias: torch.dtype | None = None
+
+    @property
+    def needs_sums(self) -> bool:
+        """Whether TMA cannot write the result."""
+        aligned = (self.pitch or self.cols) % 8 == 0
+        return self.out != torch.bfloat16 or self.c is not None or self.bias is not None or not aligned
+
+    def addends(self, seed: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """C, as every second column of a wider matrix, and bias."""
+        generator = torch.Generator().manual_seed(seed + 1)
+        c = None if self.c is None else integers(generator, self.rows, 2 * self.cols).to(self.c)[:, ::2]
+        return c, None if self.bias is None else integers(generator, self.cols).to(self.bias)
 
     def tensors(self, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
         generator = torch.Generator().manual_seed(seed)
@@ -93,7 +109,7 @@ class Problem:
         groups = () if self.counts is None else (len(self.counts),)
         a = integers(generator, *slabs, self.rows, max(self.depth, 8))[..., : self.depth]
         b = integers(generator, *groups, self.cols, max(self.depth, 8))[..., : self.depth]
-        d = torch.full((*slabs, self.rows, self.pitch or self.cols), PATTERN, dtype=torch.bfloat16)
+        d = torch.full((*slabs, self.rows, self.pitch or self.cols), PATTERN, dtype=self.out)
         dtype = torch.int64 if self.wide else torch.int32
         lists = tuple(torch.tensor(v, dtype=dtype) for v in (self.counts, self.starts) if v is not None)
         return a, b, d, lists
@@ -109,34 +125,40 @@ class Problem:
             found.append((low, high))
         return found
 
-    def expect(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    def expect(self, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, *addends: torch.Tensor | None) -> torch.Tensor:
         """D after the launch; rows of A outside the groups become NaN."""
         want = d.clone()
         if self.counts is None:
-            want[:, : self.cols] = (a.double() @ b.double().t()).to(torch.bfloat16)
+            exact = a.double() @ b.double().t() + sum(x.double() for x in addends if x is not None)
+            want[:, : self.cols] = exact.to(self.out)
             return want
         used = torch.zeros(a.shape[:-1], dtype=torch.bool)
         for g, (low, high) in enumerate(self.ranges()):
             rows = (g, slice(low, high)) if self.masked else (slice(low, high),)
             used[rows] = True
-            want[(*rows, slice(0, self.cols))] = (a[rows].double() @ b[g].double().t()).to(torch.bfloat16)
+            want[(*rows, slice(0, self.cols))] = (a[rows].double() @ b[g].double().t()).to(self.out)
         a[~used] = torch.nan
         return want
+
+
+def launch(arch: str, tile: Tile, product: Product, units: int, module: Executable | None = None) -> None:
+    """One launch of `tile` on a device of `units` SMs."""
+    simulated = device(arch)
+    small = SimpleNamespace(props=dataclasses.replace(simulated.props, compute_units=units), encode=simulated.encode)
+    prepare(module or code(arch, replace(tile, parts=1)), small, tile, product)(SimpleNamespace(handle=0))
 
 
 def run(
     arch: str, tile: Tile, problem: Problem, units: int = 2, seed: int = 0, module: Executable | None = None
 ) -> None:
     """One launch on a device of `units` SMs; raises AssertionError when any bit of D differs."""
-    simulated = device(arch)
     a, b, d, lists = problem.tensors(seed)
-    want = problem.expect(a, b, d)
-    small = SimpleNamespace(props=dataclasses.replace(simulated.props, compute_units=units), encode=simulated.encode)
-    out = d[..., : problem.cols]
-    launch = prepare(module or code(arch), small, tile, (a, b, out), lists, problem.masked)
-    launch(SimpleNamespace(handle=0))
-    wrong = (d.view(torch.int16) != want.view(torch.int16)).nonzero()
+    c, bias = problem.addends(seed)
+    want = problem.expect(a, b, d, c, bias)
+    launch(arch, tile, Product(a, b, d[..., : problem.cols], lists, c, bias), units, module)
+    bits = torch.int16 if d.dtype == torch.bfloat16 else torch.int32
+    wrong = (d.view(bits) != want.view(bits)).nonzero()
     assert not len(wrong), (
-        f"{tile.symbol} {problem} seed={seed}: {len(wrong)} elements differ, first at {wrong[0].tolist()}: "
+        f"{tile} {problem} seed={seed}: {len(wrong)} elements differ, first at {wrong[0].tolist()}: "
         f"{d[tuple(wrong[0])].item()} instead of {want[tuple(wrong[0])].item()}"
     )

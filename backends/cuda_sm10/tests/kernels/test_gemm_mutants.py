@@ -84,7 +84,7 @@ def explanation(symbol: str, mutant: Mutant) -> str | None:
 
 
 def original(symbol: str) -> str:
-    return entry(simrun.ptx(KERNELS[symbol][0]), symbol)
+    return entry(simrun.ptx(*KERNELS[symbol]), symbol)
 
 
 QUICK = {

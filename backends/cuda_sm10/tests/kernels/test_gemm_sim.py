@@ -6,14 +6,17 @@ Shapes make every buffer turn over: K beyond all stages, several tiles per CTA a
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import simrun
-from deepinfer_cuda.kernels.gemm import Tile
+import torch
+from deepinfer_cuda.kernels.gemm_tiles import Tile
 from simrun import TILES_OF, Problem
 
 CASES = [(arch, tile) for arch, tiles in TILES_OF.items() for tile in tiles]
-SMALL = [(arch, tile) for arch, tile in CASES if tile.cols == 128 or tile == TILES_OF["sm_90"][0]]
+SUMS = [(arch, tile) for arch, tile in CASES if tile.sums]
+SMALL = [case for case in CASES if case not in SUMS and (case[1].cols == 128 or case[1] == TILES_OF["sm_90"][0])]
 SCHEDULES = [("eager", 0), ("lazy", 0), *(("random", seed) for seed in range(1, 6))]
 
 DENSE = [
@@ -36,6 +39,18 @@ MASKED = [
     Problem(130, 72, 72, counts=[-1, 129, 500], masked=True, wide=True),
     Problem(40, 16, 0, counts=[3, 40], masked=True),
 ]
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+ADDED = [  # only for tiles whose sums pass through shared memory
+    Problem(130, 137, 136, c=BF16, bias=F16),
+    Problem(65, 72, 328, out=F32, c=F32, bias=BF16),
+    Problem(3, 9, 64, bias=F32),
+    Problem(129, 40, 0, out=F32, c=F32),
+    Problem(300, 130, 136, counts=[70, 0, 1, 129, 64], out=F32),
+    Problem(330, 9, 200, counts=[64, 1, 0, 100, 31], starts=[260, 200, 5, 7, 150], wide=True),
+    Problem(90, 12, 64, counts=[37, 20], pitch=13),
+    Problem(130, 71, 72, counts=[-1, 129, 500], masked=True, wide=True),
+    Problem(40, 16, 72, counts=[3, 40], masked=True, out=F32),
+]
 FAMILIES = {"dense": DENSE, "grouped": GROUPED, "masked": MASKED}
 
 
@@ -45,7 +60,9 @@ def deep(tile: Tile) -> Problem:
 
 
 def name(value: object) -> str | None:
-    return value.symbol if isinstance(value, Tile) else None
+    if not isinstance(value, Tile):
+        return None
+    return value.symbol if value.parts == 1 else f"{value.symbol}_k{value.parts}"
 
 
 @pytest.mark.parametrize(("number", "arch", "tile"), [(i, *case) for i, case in enumerate(CASES)], ids=name)
@@ -63,11 +80,48 @@ def test_edges(arch: str, tile: Tile, family: str) -> None:
         simrun.run(arch, tile, problem, units=1 + number % 3, seed=number)
 
 
+@pytest.mark.parametrize(("arch", "tile"), SUMS, ids=name)
+def test_results_that_tma_cannot_write(arch: str, tile: Tile) -> None:
+    for number, problem in enumerate(ADDED):
+        assert problem.needs_sums
+        simrun.configure(arch, *SCHEDULES[number % len(SCHEDULES)])
+        simrun.run(arch, tile, problem, units=1 + number % 3, seed=number)
+
+
+@pytest.mark.parametrize(("arch", "tile"), SUMS, ids=name)
+def test_products_split_along_k(arch: str, tile: Tile) -> None:
+    """A cluster walks several tiles; K fills the stages of every part, or leaves some parts without a block."""
+    problems = [
+        (2, Problem(190, tile.cols + 8, 64 * 2 * tile.stages + 72)), (4, Problem(130, 40, 328, c=BF16, bias=F16)),
+        (8, Problem(65, 16, 64, out=F32)), (2, Problem(200, 24, 200, counts=[70, 0, 1, 100])), (8, Problem(70, 9, 520)),
+    ]
+    for number, (parts, problem) in enumerate(problems):
+        simrun.configure(arch, *SCHEDULES[(number + tile.rows // 64) % len(SCHEDULES)])
+        simrun.run(arch, replace(tile, parts=parts), problem, units=16, seed=number)
+
+
+def test_a_split_product_adds_in_one_order() -> None:
+    """The sum of random numbers has the same bits whatever part is first."""
+    tile = replace(next(tile for _, tile in SUMS), parts=4)
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randn(shape, generator=generator).bfloat16() for shape in ((70, 1024), (24, 1024)))
+    found = []
+    for schedule, seed in SCHEDULES:
+        simrun.configure("sm_90", schedule, seed)
+        d = torch.empty(70, 24)
+        simrun.launch("sm_90", tile, simrun.Product(a, b, d), units=16)
+        found.append(d)
+    assert all(torch.equal(d, found[0]) for d in found), "seed 3"
+    exact = a.double() @ b.double().t()
+    assert (found[0].double() - exact).abs().max() < 1e-3
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
 @pytest.mark.parametrize(("arch", "tile"), CASES, ids=name)
 def test_every_shape_under_every_schedule(arch: str, tile: Tile, schedule: str, seed: int) -> None:
-    problems = itertools.chain([deep(tile)], *FAMILIES.values())
+    problems = itertools.chain([deep(tile)], *FAMILIES.values(), ADDED if tile.sums else ())
     for number, problem in enumerate(problems):
         simrun.configure(arch, schedule, seed)
-        simrun.run(arch, tile, problem, units=2 + number % 4, seed=seed * 100 + number)
+        chosen = replace(tile, parts=(1, 2, 4, 8)[number % 4]) if tile.sums else tile
+        simrun.run(arch, chosen, problem, units=chosen.ctas * (1 + number % 3), seed=seed * 100 + number)

@@ -59,6 +59,32 @@ struct Barrier {
         while (!try_wait(parity)) {
         }
     }
+
+    // As arrive_remote and wait, but for data that threads of several CTAs hand to each other: what the arriving thread has
+    // written or knows to be written is visible to whoever has waited.
+    __device__ __forceinline__ void arrive_cluster(uint32_t rank) {
+        asm volatile(
+            "{\n"
+            ".reg .b32 remote;\n"
+            "mapa.shared::cluster.u32 remote, %0, %1;\n"
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+            "}\n" ::"r"(shared_address(this)), "r"(rank)
+            : "memory");
+    }
+
+    __device__ __forceinline__ void wait_cluster(uint32_t parity) {
+        uint32_t done = 0;
+        while (!done)
+            asm volatile(
+                "{\n"
+                ".reg .pred p;\n"
+                "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                "selp.u32 %0, 1, 0, p;\n"
+                "}\n"
+                : "=r"(done)
+                : "r"(shared_address(this)), "r"(parity)
+                : "memory");
+    }
 };
 
 // Makes initialised barriers visible to the asynchronous proxy and to the other CTAs of the cluster.
@@ -78,6 +104,26 @@ __device__ __forceinline__ void named_sync(uint32_t id, uint32_t threads) {
 
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// The address in CTA `rank` of the cluster of what lies at `p` in this one.
+__device__ __forceinline__ uint32_t map_shared(const void* p, uint32_t rank) {
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(rank));
+    return remote;
+}
+
+__device__ __forceinline__ float load_cluster(uint32_t address) {
+    float value;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+// Number of CTAs in the cluster.
+__device__ __forceinline__ uint32_t cluster_size() {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
 }
 
 // Rank of this CTA in its cluster.

@@ -45,6 +45,12 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return out;
 }
 
+__device__ __forceinline__ float from_f16(uint16_t bits) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+    return out;
+}
+
 // Waits for the grid this one depends on to finish writing; a no-op without programmatic dependent launch.
 __device__ __forceinline__ void wait_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

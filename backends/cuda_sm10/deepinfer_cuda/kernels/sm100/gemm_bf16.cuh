@@ -1,4 +1,4 @@
-// sm100_gemm_bf16: D[g] = A[rows of g] * B[g]^T for bf16 operands, float32 accumulation, D bf16. Blackwell (sm_100a).
+// sm100_gemm_bf16: D[g] = A[rows of g] * B[g]^T (+ C) (+ bias) for bf16 operands, float32 accumulation. Blackwell (sm_100a).
 // Dense (one group), grouped (groups of rows at any place) and masked (a slab per group) products are one kernel.
 //
 //   warp 0: copies                warp 1: products                        warps 2-5: epilogue, 32 rows each
@@ -19,6 +19,10 @@
 // own shared memory and both signal full[s] of the even CTA, whose warp 1 issues products for both tensor cores. Each CTA
 // receives its 128 rows of D, and commits arrive in both. Each operand byte is then read from L2 once per pair.
 //
+// The drawn epilogue writes bf16 as TMA wants it. With kSums the float32 sums pass through shared memory instead
+// (layout/sums.cuh): for a D of another type or alignment, for C and bias, and for products with few tiles and a long K, which
+// the CTAs of a cluster split along K.
+//
 // Bounds: 2*M*N*K FLOP at 8192 dense bf16 FLOP per cycle and SM; each weight of a non-empty group, A and D once from HBM.
 // Ragged M, N and K need nothing special: TMA reads zeros outside the tensor and clips stores; every box counts in full
 // on its barrier. Rows of other groups that share an A tile are multiplied and dropped.
@@ -26,6 +30,7 @@
 
 #include "layout/groups.cuh"
 #include "layout/rows.cuh"
+#include "layout/sums.cuh"
 #include "mma/sm100_descriptor.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/tmem.cuh"
@@ -33,7 +38,7 @@
 
 namespace di::sm100 {
 
-template <int kBlockN, int kStages, int kCtas>
+template <int kBlockN, int kStages, int kCtas, bool kSums>
 struct GemmBf16 {
     static constexpr int kBlockM = 128;  // rows of one CTA: the lanes of tensor memory
     static constexpr int kBlockK = 64;   // 128 bytes: one swizzle atom wide
@@ -48,20 +53,16 @@ struct GemmBf16 {
     static constexpr int kColumns = kAccumulators * kBlockN;  // of tensor memory
     // A pair takes all columns, so that its accumulators lie at the same place in both CTAs.
     static constexpr int kAllocated = kCtas == 2 ? 512 : kColumns;
-    static constexpr int kBarriers = 2 * kStages + 2 * kAccumulators;
-    static constexpr int kSharedBytes =
-        1024 + kStages * (kBytesA + kBytesB) + kEpilogueWarps * kStoreBuffers * kStoreTile + 8 * (kBarriers + 1);
+    using Band = SumBand<32, kBlockN, 32>;
+    static constexpr int kBytesStore = kEpilogueWarps * (kSums ? Band::kBytes : kStoreBuffers * kStoreTile);
+    static constexpr int kBarriers = 2 * kStages + 2 * kAccumulators + (kSums ? 2 * kEpilogueWarps : 0);
+    static constexpr int kSharedBytes = 1024 + kStages * (kBytesA + kBytesB) + kBytesStore + 8 * (kBarriers + 1);
     static constexpr uint32_t kInstruction = instruction_bf16(kBlockM * kCtas, kBlockN);
     static_assert(kSharedBytes <= 232448, "shared memory of one block on sm_100");
+    static_assert(!kSums || kCtas == 1, "the CTAs of a cluster share either a tile or K");
     static_assert(kColumns == 128 || kColumns == 256 || kColumns == 512, "tensor memory comes in powers of two");
 
     using Walk = GroupWalk<kBlockM * kCtas, kBlockN>;
-
-    // Where D lies when rows are stored one by one: bytes of its address, of a row and of a slab.
-    struct Output {
-        uint8_t* data;
-        int64_t row_bytes, slab_bytes;
-    };
 
     template <int kLength>
     struct Ring {
@@ -73,10 +74,11 @@ struct GemmBf16 {
     };
 
     // `full` counts the copies of a stage, `empty` the products that read it; `done` the products of an accumulator, `drained`
-    // the epilogue warps that have read it. Of a pair, `full` and `drained` of the even CTA are used.
+    // the epilogue warps that have read it; `sums` holds ready and taken of each warp's band. Of a pair, `full` and `drained` of
+    // the even CTA are used.
     struct Shared {
         uint8_t *a, *b, *store;
-        Barrier *full, *empty, *done, *drained;
+        Barrier *full, *empty, *done, *drained, *sums;
         uint32_t* tmem;
 
         // The offset of the aligned base is the same in both CTAs of a pair, as their descriptors need.
@@ -84,11 +86,28 @@ struct GemmBf16 {
             a = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
             b = a + kStages * kBytesA;
             store = b + kStages * kBytesB;
-            full = reinterpret_cast<Barrier*>(store + kEpilogueWarps * kStoreBuffers * kStoreTile);
+            full = reinterpret_cast<Barrier*>(store + kBytesStore);
             empty = full + kStages;
             done = empty + kStages;
             drained = done + kAccumulators;
-            tmem = reinterpret_cast<uint32_t*>(drained + kAccumulators);
+            sums = drained + kAccumulators;
+            tmem = reinterpret_cast<uint32_t*>(full + kBarriers);
+        }
+    };
+
+    // This CTA's place in its cluster: which rows of a pair's tile it has, or which part of K.
+    struct Place {
+        uint32_t rank = 0, parts = 1;
+
+        __device__ __forceinline__ Place() {
+            if constexpr (kCtas == 2 || kSums) rank = cluster_rank();
+            if constexpr (kSums) parts = cluster_size();
+        }
+        __device__ __forceinline__ uint32_t half() const { return kCtas == 2 ? rank : 0; }
+        __device__ __forceinline__ uint32_t first() const { return blockIdx.x / (kSums ? parts : kCtas); }
+        __device__ __forceinline__ uint32_t step() const { return gridDim.x / (kSums ? parts : kCtas); }
+        __device__ __forceinline__ Share blocks(const Groups& problem) const {
+            return {ceil_div(problem.depth, static_cast<uint32_t>(kBlockK)), kSums ? rank : 0, parts};
         }
     };
 
@@ -97,9 +116,9 @@ struct GemmBf16 {
     }
 
     // Tile `index` of the walk, as this CTA sees it: the rows of a pair's tile are split among its CTAs.
-    static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, uint32_t rank) {
+    static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, const Place& place) {
         GroupTile at = walk.tile(index);
-        at.row += rank * kBlockM;
+        at.row += place.half() * kBlockM;
         return at;
     }
 
@@ -112,18 +131,19 @@ struct GemmBf16 {
     }
 
     static __device__ __forceinline__ void produce(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
-                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank) {
+                                                   const Groups& problem, const Place& place) {
+        const Share share = place.blocks(problem);
         Ring<kStages> ring;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas) {
-            const GroupTile at = own_tile(walk, index, rank);
+        for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
+            const GroupTile at = own_tile(walk, index, place);
 #pragma unroll 1
-            for (uint32_t kb = 0; kb < k_blocks; ++kb, ring.next()) {
+            for (uint32_t kb = share.begin; kb < share.end; ++kb, ring.next()) {
                 const int s = ring.stage;
                 wait(smem.empty[s], ring.phase ^ 1);
-                if (rank == 0) smem.full[s].arrive_expect(kCtas * (kBytesA + kBytesB));
+                if (place.half() == 0) smem.full[s].arrive_expect(kCtas * (kBytesA + kBytesB));
                 load(smem.a + s * kBytesA, map_a, &smem.full[s], kb * kBlockK, at.row, slab(problem, at.group));
-                load(smem.b + s * kBytesB, map_b, &smem.full[s], kb * kBlockK, at.col + rank * kBoxN,
+                load(smem.b + s * kBytesB, map_b, &smem.full[s], kb * kBlockK, at.col + place.half() * kBoxN,
                      static_cast<int32_t>(at.group));
             }
         }
@@ -133,13 +153,14 @@ struct GemmBf16 {
     }
 
     // Called by one thread of the only or even CTA.
-    static __device__ __forceinline__ void multiply(const Shared& smem, const Groups& problem, uint32_t k_blocks,
+    static __device__ __forceinline__ void multiply(const Shared& smem, const Groups& problem, const Place& place,
                                                     uint32_t tmem) {
+        const uint32_t k_blocks = place.blocks(problem).size();
         if (k_blocks == 0) return;  // the epilogue writes zeros by itself
         Ring<kStages> ring;
         Ring<kAccumulators> acc;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas, acc.next()) {
+        for (uint32_t index = place.first(); walk.seek(index); index += place.step(), acc.next()) {
             wait(smem.drained[acc.stage], acc.phase ^ 1);
             fence_after_sync();
             const uint32_t d = tmem + acc.stage * kBlockN;
@@ -226,37 +247,72 @@ struct GemmBf16 {
         if (k_blocks && pieces == 0) release(drained);
     }
 
+    // As drain, through float32 sums.
+    static __device__ __forceinline__ void drain_sums(const Shared& smem, const Output& out, const Groups& problem,
+                                                      const GroupTile& at, const Place& place, uint32_t k_blocks,
+                                                      uint32_t tmem, Barrier* drained, uint32_t& phase) {
+        const uint32_t quarter = threadIdx.x / 32 % 4, row = at.row + quarter * 32, lane = threadIdx.x % 32;
+        const Band band{reinterpret_cast<float*>(smem.store + quarter * Band::kBytes), &smem.sums[2 * quarter],
+                        &smem.sums[2 * quarter + 1], 0};
+        if (row >= at.row_end) {
+            if (k_blocks) release(drained);
+            return;
+        }
+        band.open(place.parts, phase);
+        uint32_t v[32] = {};
+        for (uint32_t c = 0; c < kBlockN; c += 32) {
+            if (k_blocks) {
+                tmem_load_x32(tmem + c, v);
+                tmem_load_wait(v);
+                if (c + 32 == kBlockN) release(drained);
+            }
+#pragma unroll
+            for (int i = 0; i < 32; i += 4)
+                *reinterpret_cast<uint4*>(band.sums + Band::index(lane, c + i)) = make_uint4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        }
+        band.close(place.parts, place.rank, phase, out, slab(problem, at.group), row, at.row_end - row, at.col, problem.cols,
+                   lane);
+        phase ^= 1;
+    }
+
     static __device__ __forceinline__ void consume(const Shared& smem, const TensorMap* map_d, const Output& out,
-                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank,
-                                                   uint32_t tmem) {
+                                                   const Groups& problem, const Place& place, uint32_t tmem) {
+        const uint32_t k_blocks = place.blocks(problem).size();
+        uint32_t exchange = 0;
         Ring<kAccumulators> acc;
         Ring<kStoreBuffers> buffer;
         Walk walk(problem);
         const uint32_t lanes = threadIdx.x / 32 % 4 << 21;  // the warp's first lane in an address
-        for (uint32_t index = blockIdx.x / kCtas; walk.seek(index); index += gridDim.x / kCtas, acc.next()) {
+        for (uint32_t index = place.first(); walk.seek(index); index += place.step(), acc.next()) {
             if (k_blocks) {
                 wait(smem.done[acc.stage], acc.phase);
                 fence_after_sync();
             }
-            drain(smem, map_d, out, problem, own_tile(walk, index, rank), k_blocks, tmem + lanes + acc.stage * kBlockN,
-                  &smem.drained[acc.stage], buffer);
+            const GroupTile at = own_tile(walk, index, place);
+            const uint32_t columns = tmem + lanes + acc.stage * kBlockN;
+            if constexpr (kSums)
+                drain_sums(smem, out, problem, at, place, k_blocks, columns, &smem.drained[acc.stage], exchange);
+            else
+                drain(smem, map_d, out, problem, at, k_blocks, columns, &smem.drained[acc.stage], buffer);
         }
-        if (threadIdx.x % 32 == 0) tma_store_wait<0>();
+        if (!kSums && threadIdx.x % 32 == 0) tma_store_wait<0>();
     }
 
     static __device__ __forceinline__ void sync_all() {
-        if constexpr (kCtas == 2)
+        if constexpr (kCtas == 2 || kSums)
             cluster_sync();
         else
             __syncthreads();
     }
 
     static __device__ __forceinline__ void set_up(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
-                                                  const TensorMap* map_d) {
+                                                  const TensorMap* map_d, const Groups& problem, const Place& place) {
         if (threadIdx.x == 0) {
-            prefetch_map(map_a);
-            prefetch_map(map_b);
-            prefetch_map(map_d);
+            if (problem.depth) {
+                prefetch_map(map_a);
+                prefetch_map(map_b);
+            }
+            if constexpr (!kSums) prefetch_map(map_d);
             for (int s = 0; s < kStages; ++s) {
                 smem.full[s].init(1);
                 smem.empty[s].init(1);
@@ -265,6 +321,8 @@ struct GemmBf16 {
                 smem.done[t].init(1);
                 smem.drained[t].init(kEpilogueWarps * kCtas);
             }
+            if constexpr (kSums)
+                for (int i = 0; i < 2 * kEpilogueWarps; ++i) smem.sums[i].init(place.parts);
             fence_barrier_init();
         }
         if (threadIdx.x / 32 == 1) tmem_allocate<kCtas>(smem.tmem, kAllocated);
@@ -277,17 +335,17 @@ struct GemmBf16 {
                                                const Output& out, const Groups& problem) {
         extern __shared__ uint8_t raw[];
         const Shared smem(raw);
-        const uint32_t rank = kCtas == 2 ? cluster_rank() : 0, warp = threadIdx.x / 32;
-        set_up(smem, map_a, map_b, map_d);
+        const Place place;
+        const uint32_t warp = threadIdx.x / 32;
+        set_up(smem, map_a, map_b, map_d, problem, place);
         const uint32_t tmem = *smem.tmem;
         wait_previous_grid();
-        const uint32_t k_blocks = ceil_div(problem.depth, static_cast<uint32_t>(kBlockK));
         if (warp == 0) {
-            if (elect_one()) produce(smem, map_a, map_b, problem, k_blocks, rank);
+            if (elect_one()) produce(smem, map_a, map_b, problem, place);
         } else if (warp == 1) {
-            if (rank == 0 && elect_one()) multiply(smem, problem, k_blocks, tmem);
+            if (place.half() == 0 && elect_one()) multiply(smem, problem, place, tmem);
         } else {
-            consume(smem, map_d, out, problem, k_blocks, rank, tmem);
+            consume(smem, map_d, out, problem, place, tmem);
         }
         __syncwarp();
         launch_next_grid();
@@ -304,7 +362,7 @@ struct GemmBf16 {
     extern "C" __global__ void __launch_bounds__(di::sm100::GemmBf16<__VA_ARGS__>::kThreads, 1)        \
         NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,         \
              const __grid_constant__ di::TensorMap d,                                                  \
-             const __grid_constant__ di::sm100::GemmBf16<__VA_ARGS__>::Output out,                     \
+             const __grid_constant__ di::Output out,                                                   \
              const __grid_constant__ di::Groups problem) {                                             \
         di::sm100::GemmBf16<__VA_ARGS__>::run(&a, &b, &d, out, problem);                               \
     }

@@ -1,4 +1,4 @@
-// sm90_gemm_bf16: D[g] = A[rows of g] * B[g]^T for bf16 operands, float32 accumulation, D bf16. Hopper (sm_90a).
+// sm90_gemm_bf16: D[g] = A[rows of g] * B[g]^T (+ C) (+ bias) for bf16 operands, float32 accumulation. Hopper (sm_90a).
 // Dense (one group), grouped (groups of rows at any place) and masked (a slab per group) products are one kernel.
 //
 //   producer thread (warpgroup 0)          math warpgroups 1 .. kMathGroups
@@ -15,6 +15,10 @@
 // warpgroups of both have released it. A tile whose rows all belong to its group
 // is stored by TMA; the last rows of a group are stored row by row, so that no other row is written.
 //
+// That epilogue writes bf16 as TMA wants it. With kSums the float32 sums pass through shared memory instead (layout/sums.cuh):
+// for a D of another type or alignment, for C and bias, and for products with few tiles and a long K, which the CTAs of a
+// cluster split along K.
+//
 // Bounds: 2*M*N*K FLOP at 4096 dense bf16 FLOP per cycle and SM; each weight of a non-empty group, A and D once from HBM.
 // Ragged M, N and K need nothing special: TMA reads zeros outside the tensor and clips stores; every box counts in full
 // on its barrier. Rows of other groups that share an A tile are multiplied and dropped.
@@ -22,13 +26,14 @@
 
 #include "layout/groups.cuh"
 #include "layout/rows.cuh"
+#include "layout/sums.cuh"
 #include "mma/wgmma_bf16.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
 namespace di::sm90 {
 
-template <int kBlockM, int kBlockN, int kStages, int kCluster>
+template <int kBlockM, int kBlockN, int kStages, int kCluster, bool kSums>
 struct GemmBf16 {
     static constexpr int kBlockK = 64;  // 128 bytes: one swizzle atom wide
     static constexpr int kMathGroups = kBlockM / 64;
@@ -39,18 +44,15 @@ struct GemmBf16 {
     static constexpr int kBoxN = kBlockN / kCluster;  // rows of B that one CTA loads
     static constexpr int kStoreTile = 64 * 64 * 2;  // staging of one 64 x 64 piece of D
     static constexpr int kStoreBuffers = 2;
-    static constexpr int kSharedBytes =
-        1024 + kStages * (kBytesA + kBytesB) + kMathGroups * kStoreBuffers * kStoreTile + 2 * kStages * 8;
+    using Band = SumBand<64, kBlockN, 128>;
+    static constexpr int kBytesStore = kMathGroups * (kSums ? Band::kBytes : kStoreBuffers * kStoreTile);
+    static constexpr int kBarriers = 2 * kStages + (kSums ? 2 * kMathGroups : 0);
+    static constexpr int kSharedBytes = 1024 + kStages * (kBytesA + kBytesB) + kBytesStore + 8 * kBarriers;
     static constexpr int kAccumulators = kBlockN / 2;
+    static_assert(!kSums || kCluster == 1, "the CTAs of a cluster share either B or K");
     static_assert(kSharedBytes <= 232448, "shared memory of one block on sm_90");
 
     using Walk = GroupWalk<kBlockM * kCluster, kBlockN>;
-
-    // Where D lies when rows are stored one by one: bytes of its address, of a row and of a slab.
-    struct Output {
-        uint8_t* data;
-        int64_t row_bytes, slab_bytes;
-    };
 
     struct Pipe {
         int stage = 0;
@@ -62,15 +64,32 @@ struct GemmBf16 {
 
     struct Shared {
         uint8_t *a, *b, *store;
-        Barrier *full, *empty;
+        Barrier *full, *empty, *sums;  // `sums`: ready and taken of each band
 
         // The offset of the aligned base is the same in every CTA of a cluster, as multicast needs.
         __device__ __forceinline__ explicit Shared(uint8_t* raw) {
             a = raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
             b = a + kStages * kBytesA;
             store = b + kStages * kBytesB;
-            full = reinterpret_cast<Barrier*>(store + kMathGroups * kStoreBuffers * kStoreTile);
+            full = reinterpret_cast<Barrier*>(store + kBytesStore);
             empty = full + kStages;
+            sums = empty + kStages;
+        }
+    };
+
+    // This CTA's place in its cluster: which rows of a tile it has, or which part of K.
+    struct Place {
+        uint32_t rank = 0, parts = 1;
+
+        __device__ __forceinline__ Place() {
+            if constexpr (kCluster > 1 || kSums) rank = cluster_rank();
+            if constexpr (kSums) parts = cluster_size();
+        }
+        __device__ __forceinline__ uint32_t row() const { return kSums ? 0 : rank * kBlockM; }
+        __device__ __forceinline__ uint32_t first() const { return blockIdx.x / (kSums ? parts : kCluster); }
+        __device__ __forceinline__ uint32_t step() const { return gridDim.x / (kSums ? parts : kCluster); }
+        __device__ __forceinline__ Share blocks(const Groups& problem) const {
+            return {ceil_div(problem.depth, static_cast<uint32_t>(kBlockK)), kSums ? rank : 0, parts};
         }
     };
 
@@ -85,16 +104,17 @@ struct GemmBf16 {
     }
 
     // Tile `index` of the walk, as this CTA sees it: the rows of a cluster's tile are split among its CTAs.
-    static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, uint32_t rank) {
+    static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, const Place& place) {
         GroupTile at = walk.tile(index);
-        at.row += rank * kBlockM;
+        at.row += place.row();
         return at;
     }
 
     static __device__ __forceinline__ void load_b(uint8_t* stage, const TensorMap* map_b, Barrier* full, int32_t k,
                                                   const GroupTile& at, uint32_t rank) {
-        uint8_t* dst = stage + rank * kBoxN * kBlockK * 2;
-        const int32_t row = static_cast<int32_t>(at.col + rank * kBoxN), z = static_cast<int32_t>(at.group);
+        const uint32_t piece = kCluster > 1 ? rank : 0;
+        uint8_t* dst = stage + piece * kBoxN * kBlockK * 2;
+        const int32_t row = static_cast<int32_t>(at.col + piece * kBoxN), z = static_cast<int32_t>(at.group);
         if constexpr (kCluster > 1)
             tma_load_3d_multicast(dst, map_b, full, k, row, z, (1u << kCluster) - 1);
         else
@@ -102,13 +122,14 @@ struct GemmBf16 {
     }
 
     static __device__ __forceinline__ void produce(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
-                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank) {
+                                                   const Groups& problem, const Place& place) {
+        const Share share = place.blocks(problem);
         Pipe pipe;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x / kCluster; walk.seek(index); index += gridDim.x / kCluster) {
-            const GroupTile at = own_tile(walk, index, rank);
+        for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
+            const GroupTile at = own_tile(walk, index, place);
             const uint32_t used = warpgroups_used(at);
-            for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
+            for (uint32_t kb = share.begin; kb < share.end; ++kb, pipe.next()) {
                 const int s = pipe.stage;
                 smem.empty[s].wait(pipe.phase ^ 1);
                 smem.full[s].arrive_expect(used * kBytesHalfA + kBytesB);
@@ -116,7 +137,7 @@ struct GemmBf16 {
                 for (uint32_t w = 0; w < used; ++w)
                     tma_load_3d(smem.a + s * kBytesA + w * kBytesHalfA, map_a, &smem.full[s], k,
                                 static_cast<int32_t>(at.row + w * 64), slab(problem, at.group));
-                load_b(smem.b + s * kBytesB, map_b, &smem.full[s], k, at, rank);
+                load_b(smem.b + s * kBytesB, map_b, &smem.full[s], k, at, place.rank);
             }
         }
         if constexpr (kCluster > 1)  // the peer still arrives at these barriers: leave when every stage was given back
@@ -206,55 +227,91 @@ struct GemmBf16 {
         }
     }
 
+    // Lays the warpgroup's 64 x kBlockN sums down and writes this part's rows of the result.
+    static __device__ __forceinline__ void store_sums(const Shared& smem, const Output& out, const Groups& problem,
+                                                      const GroupTile& at, const Place& place, int warpgroup,
+                                                      uint32_t& phase, const float (&acc)[kAccumulators]) {
+        const Band band{reinterpret_cast<float*>(smem.store + warpgroup * Band::kBytes), &smem.sums[2 * warpgroup],
+                        &smem.sums[2 * warpgroup + 1], 1u + warpgroup};
+        const uint32_t thread = threadIdx.x % 128, lane = thread % 32;
+        band.open(place.parts, phase);
+#pragma unroll
+        for (int i = 0; i < kAccumulators; i += 2) {  // the fragment's layout: mma/wgmma_bf16.cuh
+            const uint32_t r = thread / 32 * 16 + lane / 4 + 8 * (i / 2 % 2), c = i / 4 * 8 + lane % 4 * 2;
+            *reinterpret_cast<float2*>(band.sums + Band::index(r, c)) = make_float2(acc[i], acc[i + 1]);
+        }
+        const uint32_t row = at.row + warpgroup * 64;
+        band.close(place.parts, place.rank, phase, out, slab(problem, at.group), row, at.row_end - row, at.col, problem.cols,
+                   thread);
+        phase ^= 1;
+    }
+
     static __device__ __forceinline__ void consume(const Shared& smem, const TensorMap* map_d, const Output& out,
-                                                   const Groups& problem, uint32_t k_blocks, uint32_t rank) {
+                                                   const Groups& problem, const Place& place) {
         const int warpgroup = static_cast<int>(threadIdx.x / 128) - 1;
+        const uint32_t k_blocks = place.blocks(problem).size();
+        uint32_t exchange = 0;
         Pipe pipe;
         Walk walk(problem);
-        for (uint32_t index = blockIdx.x / kCluster; walk.seek(index); index += gridDim.x / kCluster) {
-            const GroupTile at = own_tile(walk, index, rank);
+        for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
+            const GroupTile at = own_tile(walk, index, place);
             if (warpgroup >= static_cast<int>(warpgroups_used(at))) {
                 skip(smem, pipe, k_blocks);
                 continue;
             }
             float acc[kAccumulators];
             multiply(smem, pipe, k_blocks, warpgroup, acc);
-            store(smem, map_d, out, problem, at, warpgroup, acc);
+            if constexpr (kSums)
+                store_sums(smem, out, problem, at, place, warpgroup, exchange, acc);
+            else
+                store(smem, map_d, out, problem, at, warpgroup, acc);
         }
-        if (threadIdx.x % 128 == 0) tma_store_wait<0>();
+        if (!kSums && threadIdx.x % 128 == 0) tma_store_wait<0>();
+    }
+
+    static __device__ __forceinline__ void set_up(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
+                                                  const TensorMap* map_d, const Groups& problem, const Place& place) {
+        if (threadIdx.x == 0) {
+            if (problem.depth) {
+                prefetch_map(map_a);
+                prefetch_map(map_b);
+            }
+            if constexpr (!kSums) prefetch_map(map_d);
+            for (int s = 0; s < kStages; ++s) {
+                smem.full[s].init(1);
+                smem.empty[s].init(kMathGroups * kCluster);
+            }
+            if constexpr (kSums)
+                for (int i = 0; i < 2 * kMathGroups; ++i) smem.sums[i].init(place.parts);
+            fence_barrier_init();
+        }
+        sync_all();
+    }
+
+    static __device__ __forceinline__ void sync_all() {
+        if constexpr (kCluster > 1 || kSums)
+            cluster_sync();
+        else
+            __syncthreads();
     }
 
     static __device__ __forceinline__ void run(const TensorMap* map_a, const TensorMap* map_b, const TensorMap* map_d,
                                                const Output& out, const Groups& problem) {
         extern __shared__ uint8_t raw[];
         const Shared smem(raw);
-        if (threadIdx.x == 0) {
-            prefetch_map(map_a);
-            prefetch_map(map_b);
-            prefetch_map(map_d);
-            for (int s = 0; s < kStages; ++s) {
-                smem.full[s].init(1);
-                smem.empty[s].init(kMathGroups * kCluster);
-            }
-            fence_barrier_init();
-        }
-        const uint32_t rank = kCluster > 1 ? cluster_rank() : 0;
-        if constexpr (kCluster > 1)
-            cluster_sync();
-        else
-            __syncthreads();
+        const Place place;
+        set_up(smem, map_a, map_b, map_d, problem, place);
         wait_previous_grid();
-        const uint32_t k_blocks = ceil_div(problem.depth, static_cast<uint32_t>(kBlockK));
         if (threadIdx.x < 128) {
             give_registers<40>();
-            if (threadIdx.x == 0) produce(smem, map_a, map_b, problem, k_blocks, rank);
+            if (threadIdx.x == 0) produce(smem, map_a, map_b, problem, place);
             __syncwarp();
         } else {
             take_registers<kMathGroups == 2 ? 232 : 240>();
-            consume(smem, map_d, out, problem, k_blocks, rank);
+            consume(smem, map_d, out, problem, place);
         }
         launch_next_grid();
-        if constexpr (kCluster > 1) cluster_sync();  // no CTA exits while its peer may still write to it
+        if constexpr (kCluster > 1 || kSums) cluster_sync();  // no CTA exits while its peers may still reach its memory
     }
 };
 
@@ -264,7 +321,7 @@ struct GemmBf16 {
     extern "C" __global__ void __launch_bounds__(di::sm90::GemmBf16<__VA_ARGS__>::kThreads, 1)         \
         NAME(const __grid_constant__ di::TensorMap a, const __grid_constant__ di::TensorMap b,         \
              const __grid_constant__ di::TensorMap d,                                                  \
-             const __grid_constant__ di::sm90::GemmBf16<__VA_ARGS__>::Output out,                      \
+             const __grid_constant__ di::Output out,                                                   \
              const __grid_constant__ di::Groups problem) {                                             \
         di::sm90::GemmBf16<__VA_ARGS__>::run(&a, &b, &d, out, problem);                                \
     }

@@ -1,0 +1,156 @@
+"""Compiled shapes of the bf16 products on SM90 and SM100, and the model that picks one for a problem.
+
+Two epilogues: by TMA (`sums` false), and through float32 sums in shared memory, which writes what TMA cannot and lets
+the CTAs of a cluster split K (`parts`; see include/layout/sums.cuh). The choice depends on shapes alone, so equal calls
+add in an equal order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from deepinfer_cuda.kernels.base import Unit
+
+PARTS = (1, 2, 4, 8)  # 8 is the portable limit of a cluster; layout/sums.cuh needs powers of two
+CLUSTER_ROOM = 16  # SMs that every GPC has, so that clusters of up to 16 CTAs fill it without a rest
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One compiled shape of sm90_gemm_bf16: rows of one CTA, columns, stages, CTAs that share B, the epilogue; and in
+    how many parts a launch splits K."""
+
+    rows: int
+    cols: int
+    stages: int
+    cluster: int
+    sums: bool = False
+    parts: int = 1
+
+    kernel: ClassVar[str] = "sm90_gemm_bf16"
+    header: ClassVar[str] = "kernels/sm90/gemm_bf16.cuh"
+    macro: ClassVar[str] = "DI_SM90_GEMM_BF16"
+    load_rows: ClassVar[int] = 64  # rows of A per copy; the matrix unit multiplies as many at once
+    store_rows: ClassVar[int] = 64  # rows of D per copy
+    flops: ClassVar[int] = 4096  # dense bf16 FLOP per cycle and SM
+
+    @property
+    def band(self) -> int:
+        """Cluster tiles per raster band; the best of 2, 4, 8 on an H200 at large shapes."""
+        return 8 if self.cluster > 1 else 2
+
+    @property
+    def efficiency(self) -> float:
+        """Rate relative to the largest tile where the matrix unit is the bound; measured on an H200 at 8192^3."""
+        return {(128, 256): 1.0, (128, 128): 0.9, (64, 256): 0.91, (64, 128): 0.8}[self.rows, self.cols]
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of one cluster of a launch."""
+        return self.cluster * self.parts
+
+    @property
+    def symbol(self) -> str:
+        return f"{self.kernel}_{self.rows}x{self.cols}x{self.stages}_c{self.cluster}{'_sums' if self.sums else ''}"
+
+    @property
+    def arguments(self) -> tuple[int | str, ...]:
+        """Of the kernel template."""
+        return self.rows, self.cols, self.stages, self.cluster, str(self.sums).lower()
+
+    @property
+    def unit(self) -> Unit:
+        """What is compiled; `parts` belongs to the launch."""
+        return Unit(self.symbol, self.header, self.macro, self.arguments)
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.rows // 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        """As GemmBf16::kSharedBytes in sm90/gemm_bf16.cuh."""
+        stage = (self.rows + self.cols) * 64 * 2
+        store = self.rows * self.cols * 4 if self.sums else self.rows // 64 * 2 * 8192
+        barriers = 2 * self.stages + (2 * self.rows // 64 if self.sums else 0)
+        return 1024 + self.stages * stage + store + 8 * barriers
+
+    def slots(self, units: int) -> int:
+        """Clusters that run at once on `units` SMs with one CTA on each."""
+        if self.parts == 1:
+            return max(units // self.cluster, 1)
+        return max(units // CLUSTER_ROOM * (CLUSTER_ROOM // self.ctas), 1)
+
+
+@dataclass(frozen=True)
+class Sm100Tile(Tile):
+    """One compiled shape of sm100_gemm_bf16. `cluster` is 2 for a pair of CTAs, each of which loads half of B."""
+
+    kernel: ClassVar[str] = "sm100_gemm_bf16"
+    header: ClassVar[str] = "kernels/sm100/gemm_bf16.cuh"
+    macro: ClassVar[str] = "DI_SM100_GEMM_BF16"
+    load_rows: ClassVar[int] = 128
+    store_rows: ClassVar[int] = 32
+    flops: ClassVar[int] = 8192
+
+    @property
+    def efficiency(self) -> float:
+        """Not measured: no such device was at hand."""
+        return 1.0
+
+    @property
+    def arguments(self) -> tuple[int | str, ...]:
+        return self.cols, self.stages, self.cluster, str(self.sums).lower()
+
+    @property
+    def threads(self) -> int:
+        return 192
+
+    @property
+    def shared_bytes(self) -> int:
+        """As GemmBf16::kSharedBytes in sm100/gemm_bf16.cuh."""
+        stage = (self.rows + self.cols // self.cluster) * 64 * 2
+        store = self.rows * self.cols * 4 if self.sums else 4 * 2 * 4096
+        barriers = 2 * self.stages + 4 + (8 if self.sums else 0)
+        return 1024 + self.stages * stage + store + 8 * (barriers + 1)
+
+
+TILES = (
+    Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 256, 5, 1), Tile(64, 128, 8, 1),
+    Tile(128, 128, 4, 1, sums=True), Tile(64, 128, 8, 1, sums=True),
+)
+SM100_TILES = (
+    Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
+    Sm100Tile(128, 128, 8, 2), Sm100Tile(128, 128, 4, 1, sums=True), Sm100Tile(128, 64, 7, 1, sums=True),
+)
+
+
+def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
+    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slower of matrix unit
+    (`tile.load_rows` rows at a time) and tile loads (64 bytes per cycle and SM), plus start and epilogue."""
+    tiles = groups * ceil_div(rows, tile.rows * tile.cluster) * ceil_div(cols, tile.cols)
+    used = min(tile.rows, ceil_div(rows, tile.load_rows) * tile.load_rows)
+    share = ceil_div(depth, tile.parts)
+    math = 2.0 * used * tile.cols * share / (tile.flops * tile.efficiency)
+    loads = (used + tile.cols / tile.cluster) * share * 2 / 64
+    finish = (1000.0 if tile.sums else 0.0) + (1500.0 if tile.parts > 1 else 0.0)
+    return ceil_div(tiles, tile.slots(units)) * (max(math, loads) + 1500.0 + finish)
+
+
+def choose(
+    rows: int, cols: int, depth: int, units: int, groups: int = 1, tiles: Sequence[Tile] = TILES, by_tma: bool = True
+) -> Tile:
+    """The tile with the fewest modelled cycles; among equals the lowest (it has more stages), then the first listed.
+
+    `by_tma` says whether TMA can write the result, so that tiles with either epilogue will do.
+    """
+    blocks = max(ceil_div(depth, 64), 1)
+    found = [tile for tile in tiles if by_tma and not tile.sums]
+    found += [replace(tile, parts=n) for tile in tiles if tile.sums for n in PARTS if n <= blocks]
+    return min(found, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
