@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
 import pytest
 import torch
 from deepinfer_ascend950.drivers.sim import SimDriver
+from deepinfer_ascend950.ops import base, gemm
 
+import deepinfer
 import deepinfer.hal as hal
+from deepinfer import fallback
 from deepinfer.ops.deep_gmm import data
-from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, MXFP8_TILES, widen_exact
+from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP4_ROWS, MXFP8_ROWS, MXFP8_TILES, widen_exact
+from deepinfer.registry import Call, TensorMeta
 from deepinfer.registry.dispatch import Op
 from deepinfer.registry.specs import get_spec
 
@@ -17,6 +25,18 @@ SHAPES = [(1, 1, 1), (17, 33, 65), (128, 256, 256), (200, 300, 130), (300, 513, 
 
 def op(name: str) -> Op:
     return Op(get_spec(name))
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Launches inside run on one AI core, one tile after another."""
+    launch = base.Loaded.launch
+
+    def narrow(self: base.Loaded, stream: hal.Stream, blocks: int, args: list[hal.Arg]) -> None:
+        launch(self, stream, min(blocks, 1) if self.entry.startswith("gemm") else blocks, args)
+
+    with mock.patch.object(base.Loaded, "launch", narrow):
+        yield
 
 
 def dense(a: torch.Tensor, b: torch.Tensor, out: torch.dtype, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -152,3 +172,53 @@ def test_float32_scales(sim: SimDriver, m: int, n: int, k: int, b_recipe: str, p
         d = op("deep_gmm.gemm")(a, sa, FP8_ROWS, b, sb, b_recipe, None, "", c, bias, torch.float32)[0]
     close(d, widen_exact(a, sa, FP8_ROWS) @ widen_exact(b, sb, b_recipe).t() + c.double() + bias.double())
     assert sim.warnings() == []
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2])
+@pytest.mark.parametrize("addend", [False, True])
+@pytest.mark.parametrize("b_recipe", [MXFP8_ROWS, MXFP4_ROWS])
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 33, 64), (200, 300, 1100), (130, 17, 2), (33, 65, 550)])
+def test_block_scaled_ends(sim: SimDriver, m: int, n: int, k: int, b_recipe: str, addend: bool, policy: int) -> None:
+    sim.set_option("policy", policy)
+    g = torch.Generator().manual_seed(8)
+    a, sa = data.random((m, k), MXFP8_ROWS, torch.bfloat16, g)
+    b, sb = data.random((n, k), b_recipe, torch.bfloat16, g)
+    c, bias = torch.randn(m, n, generator=g) if addend else None, torch.randn(n, generator=g)
+    with hal.use_backend("ascend950/sim"), fallback("error"):
+        d = op("deep_gmm.gemm")(a, sa, MXFP8_ROWS, b, sb, b_recipe, None, "", c, bias, torch.float32)[0]
+    wanted = widen_exact(a, sa, MXFP8_ROWS) @ widen_exact(b, sb, b_recipe).t() + bias.double()
+    close(d, wanted if c is None else wanted + c.double())
+    assert sim.warnings() == []
+
+
+def test_every_e2m1_code_is_widened_exactly() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).repeat_interleave(2).reshape(16, 32)  # rows of 64 values
+    ones = torch.full((16, 2), 127, dtype=torch.uint8)
+    eye, unit = torch.eye(64).to(torch.float8_e4m3fn), torch.full((64, 2), 127, dtype=torch.uint8)
+    with hal.use_backend("ascend950/sim"), fallback("error"):
+        d = op("deep_gmm.gemm")(eye, unit, MXFP8_ROWS, codes, ones, MXFP4_ROWS, None, "", None, None, torch.float32)[0]
+    assert torch.equal(d.t().double(), widen_exact(codes, ones, MXFP4_ROWS))
+
+
+@pytest.mark.parametrize("policy", [0, 1, 2])
+@pytest.mark.parametrize(("recipe", "b_recipe"), [(FP8_ROWS, FP8_TILES), (MXFP8_ROWS, MXFP4_ROWS)])
+def test_a_core_whose_second_vector_core_pauses(sim: SimDriver, policy: int, recipe: str, b_recipe: str) -> None:
+    """Tiles of 100, 10 and 100 rows on one core: the second vector core skips one; buffers must not be reused early."""
+    sim.set_option("policy", policy)
+    g = torch.Generator().manual_seed(9)
+    counts = torch.tensor([100, 10, 100, 7, 128])
+    a, sa = data.random((345, 128), recipe, torch.bfloat16, g)
+    b, sb = data.random((5, 24, 128), b_recipe, torch.bfloat16, g)
+    device = deepinfer.device("ascend950/sim")
+    kernel = next(
+        k for k in gemm.GROUPED_KERNELS if isinstance(k, gemm.ScaledGemm if recipe == FP8_ROWS else gemm.MxGemm)
+    )
+    d = torch.empty(345, 24)
+    args = (a, sa, recipe, b, sb, b_recipe, None, "", counts, None, torch.float32)
+    names = dict(zip(gemm.NAMES[gemm.GROUPED], args, strict=True))
+    metas = {name: TensorMeta.of(v) if isinstance(v, torch.Tensor) else v for name, v in names.items()}
+    plan = kernel.plan(device, Call(gemm.GROUPED, metas, d.device))
+    with one_core():
+        kernel.run(plan, device.current_stream(), args, (d,), torch.empty(max(plan.workspace, 1), dtype=torch.uint8))
+    wide_a, wide_b = widen_exact(a, sa, recipe), widen_exact(b, sb, b_recipe)
+    close(d, torch.cat([part @ w.t() for part, w in zip(wide_a.split(counts.tolist()), wide_b, strict=True)]))

@@ -9,5 +9,6 @@ from deepinfer_ascend950.ops.ep import KERNELS as _EP
 from deepinfer_ascend950.ops.gemm import KERNELS as _GEMM
 from deepinfer_ascend950.ops.index import KERNELS as _INDEX
 from deepinfer_ascend950.ops.mla import KERNELS as _MLA
+from deepinfer_ascend950.ops.swiglu import KERNELS as _SWIGLU
 
-KERNELS: Sequence[Kernel] = (*_GEMM, *_MLA, *_EP, *_INDEX)
+KERNELS: Sequence[Kernel] = (*_GEMM, *_MLA, *_EP, *_INDEX, *_SWIGLU)

@@ -13,7 +13,7 @@ import torch
 
 from deepinfer.hal import Device, DeviceProps, Stream, Support
 from deepinfer.hal.types import YES
-from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP8_ROWS, MXFP8_TILES, PLAIN
+from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP4_ROWS, MXFP8_ROWS, MXFP8_TILES, PLAIN
 from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer_ascend950.ops.base import AscendKernel, Loaded, arguments, read, write
 
@@ -198,19 +198,34 @@ def wants_copy(scale: TensorMeta, recipe: str) -> bool:
 
 
 class MxGemm(AscendKernel):
-    """e4m3 with UE8M0 scales per 32 of K, scaled by the cube; scales that do not lie as it wants are copied first."""
+    """e4m3 rows with UE8M0 scales per 32 of K against e4m3 or e2m1 weights; the cube scales, the FixPipe stores.
+
+    Scales that do not lie as the cube wants are copied first; e2m1 weights pass through the vector cores.
+    """
 
     source = "gemm_mx"
-    sources = ("kernels/gemm_mx.asc", "kernels/gemm_cube.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    sources = (
+        "kernels/gemm_mx.asc",
+        "kernels/gemm_mx.h",
+        "kernels/gemm_cube.h",
+        "kernels/gemm_tile.h",
+        "kernels/deepinfer.h",
+    )
     batch_invariant = True
+    suffix = ""
 
     def __init__(self, op: str) -> None:
-        self.op, self.name = op, "ascend950_gemm_mx"
+        self.op, self.name = op, f"ascend950_gemm_mx{self.suffix}"
+
+    def end_reasons(self, call: Call) -> list[str]:
+        """Why the end of the product cannot be done this way."""
+        return epilogue_reasons(str(self.op), call)
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
-        if call["a_recipe"] != MXFP8_ROWS or call["b_recipe"] not in (MXFP8_ROWS, MXFP8_TILES):
-            return Support.no("operands are not a pair of e4m3 with UE8M0 scales")
-        reasons = operand_reasons(call, ("a", "b")) + output_reasons(call) + epilogue_reasons(str(self.op), call)
+        if call["a_recipe"] != MXFP8_ROWS or call["b_recipe"] not in (MXFP8_ROWS, MXFP8_TILES, MXFP4_ROWS):
+            return Support.no("operands are not e4m3 with UE8M0 scales against e4m3 or e2m1 with such")
+        names = ("a",) if call["b_recipe"] == MXFP4_ROWS else ("a", "b")
+        reasons = operand_reasons(call, names) + output_reasons(call) + self.end_reasons(call)
         if call["a"].shape[-1] == 0:
             reasons.append("K is 0: nothing to multiply")
         return Support.no(*reasons) if reasons else YES
@@ -220,8 +235,9 @@ class MxGemm(AscendKernel):
         copied = [wants_copy(call[f"{x}_scale"], call[f"{x}_recipe"]) for x in ("a", "b")]
         rows = [call[x].numel // call[x].shape[-1] for x in ("a", "b")]
         sizes = [_up(n * pitch, 256) if copy else 0 for n, copy in zip(rows, copied, strict=True)]
-        expand = self.load(device, "mx_expand") if any(sizes) else None
-        return Plan(sum(sizes), (self.load(device, "gemm_mx"), expand, *sizes, pitch))
+        expand = Loaded(device.executable("gemm_mx"), "mx_expand", device.props.compute_units or 1)  # type: ignore[attr-defined]
+        entry = f"gemm_mx{'_fp4' if call['b_recipe'] == MXFP4_ROWS else ''}{self.suffix}"
+        return Plan(sum(sizes), (self.load(device, entry), expand, *sizes, pitch))
 
     def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
         values, d = named(str(self.op), args), out[0]
@@ -259,11 +275,23 @@ def expand_scales(
     return wide
 
 
+class MxAddGemm(MxGemm):
+    """The same with an addend C, which the vector cores add."""
+
+    source = "gemm_vec"
+    sources = ("kernels/gemm_vec.asc", *MxGemm.sources)
+    suffix = "_add"
+
+    def end_reasons(self, call: Call) -> list[str]:
+        absent = ["no addend C: the cube alone is faster"] if call["c"] is None else []
+        return absent + addend_reasons(DENSE, call)
+
+
 class ScaledGemm(AscendKernel):
     """e4m3 with float32 scales per 128 of K: the vector cores promote partial sums, add C and bias, and round."""
 
     source = "gemm_vec"
-    sources = ("kernels/gemm_vec.asc", "kernels/gemm_tile.h", "kernels/deepinfer.h")
+    sources = ("kernels/gemm_vec.asc", "kernels/gemm_mx.h", "kernels/gemm_tile.h", "kernels/deepinfer.h")
     batch_invariant = True
 
     def __init__(self, op: str) -> None:
@@ -316,4 +344,5 @@ class AddGemm(AscendKernel):
         plan.state.launch(stream, plan.state.cores, gemm_arguments(DENSE, values, d, values["a"].shape[-1], 1))
 
 
-KERNELS = (*(kernel(op) for kernel in (PlainGemm, MxGemm, ScaledGemm) for op in MODES), AddGemm())
+KERNELS = (*(kernel(op) for kernel in (PlainGemm, MxGemm, ScaledGemm) for op in MODES), AddGemm(), MxAddGemm(DENSE))
+GROUPED_KERNELS = tuple(kernel for kernel in KERNELS if kernel.op == GROUPED)

@@ -1,6 +1,6 @@
 """Stable grouping of rows on the device: `group_rows`, `expert_layout` and `send_plan` are one counting sort.
 
-Invariants: results depend on nothing but the ids (a block's rows stand together and blocks are placed in order); ids and
+Invariants: results depend on nothing but the ids (a block's rows stand together, blocks are placed in order); ids and
 counts stay on the device.
 """
 
