@@ -1,6 +1,7 @@
 """Per-row state of running sequences on the host, as arrays, so that a step's input is built by a few array operations.
 
 A row belongs to one running sequence; the block table of a row is valid up to the sequence's number of blocks.
+Whatever a step needs travels to the device in one transfer, each array on a 16-byte border.
 """
 
 from __future__ import annotations
@@ -29,6 +30,21 @@ class BatchTable:
     def start(self, sequence: Sequence) -> None:
         """A sequence takes its row."""
 
+    def slots(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Flat cache slots of tokens at `positions` of the sequences in `rows`."""
+        found: np.ndarray = self.blocks[rows, positions // self.page] * self.page + positions % self.page
+        return found
+
+    def width(self, longest: int) -> int:
+        """Columns of the block table handed to the kernels: few distinct widths, so that dispatch stays cached."""
+        need = -(-longest // self.page)
+        return min(1 << (need - 1).bit_length(), self.blocks.shape[1])
+
+    def widths(self) -> list[int]:
+        """All values that `width` can have, from the smallest."""
+        most = self.blocks.shape[1]
+        return [*(1 << k for k in range((most - 1).bit_length())), most]
+
 
 def build_step(table: BatchTable, plan: dict[Sequence, int], device: Device, all_rows: bool) -> StepInput:
     """The model's input for `plan` (single-token sequences first).
@@ -47,8 +63,8 @@ def build_step(table: BatchTable, plan: dict[Sequence, int], device: Device, all
         ends = np.cumsum(counts)
         positions = np.arange(ends[-1]) - np.repeat(ends - counts - computed, counts)
         token_rows = np.repeat(rows, counts)
-    width = _width(int((computed + counts).max()), table.page, table.blocks.shape[1])
-    slots = table.blocks[token_rows, positions // table.page] * table.page + positions % table.page
+    width = table.width(int((computed + counts).max()))
+    slots = table.slots(token_rows, positions)
     cu_q = np.concatenate([[0], np.cumsum(counts[decodes:])])
     logit_rows = np.zeros(0, np.int64) if ends is None or all_rows else ends - 1
     parts = [
@@ -64,20 +80,63 @@ def build_step(table: BatchTable, plan: dict[Sequence, int], device: Device, all
     return StepInput(t, p, s, b, lengths, c, decodes, None if wanted.numel() == 0 else wanted)
 
 
-def _width(longest: int, page: int, most: int) -> int:
-    """Columns of the block table handed to the kernels: few distinct widths, so that dispatch stays cached."""
-    need = -(-longest // page)
-    return min(1 << (need - 1).bit_length(), most)
+class PaddedStep:
+    """A decode step with room for `size` sequences and `width` blocks each, in tensors that never move.
+
+    That is what a captured graph reads. Rows without a sequence have length 0, so attention finds no key for them, and
+    slot -1, so the cache is not written; their results are numbers that nobody looks at.
+    """
+
+    def __init__(self, device: Device, size: int, width: int) -> None:
+        self.size, self.width = size, width
+        offsets, total = _offsets([size] * 4 + [size * width, 1])
+        self._host = np.zeros(total, np.int64)
+        self._device = device.empty((total,), torch.int64)
+        host = [self._host[start : start + count] for start, count in offsets]
+        self._tokens, self._positions, self._slots, self._lengths = host[:4]
+        self._blocks = host[4].reshape(size, width)
+        t, p, s, lengths, blocks, cu_q = (self._device[start : start + count] for start, count in offsets)
+        self.step = StepInput(t, p, s, blocks.view(size, width), lengths, cu_q, size, None)
+        self.clear()
+
+    def clear(self) -> None:
+        """No sequence in any row."""
+        self._host[:] = 0
+        self._slots[:] = -1
+        self._send()
+
+    def fill(self, table: BatchTable, sequences: Items[Sequence]) -> None:
+        """The next token of every one of up to `size` sequences; the rows behind them become padding."""
+        n = len(sequences)
+        rows = np.fromiter((s.row for s in sequences), np.int64, n)
+        computed = np.fromiter((s.computed for s in sequences), np.int64, n)
+        self._host[:] = 0
+        self._tokens[:n] = [s.tokens[s.computed] for s in sequences]
+        self._positions[:n] = computed
+        self._slots[:n] = table.slots(rows, computed)
+        self._slots[n:] = -1
+        self._lengths[:n] = computed + 1
+        self._blocks[:n] = table.blocks[rows, : self.width]
+        self._send()
+
+    def _send(self) -> None:
+        self._device.copy_(torch.from_numpy(self._host))
+
+
+def _offsets(sizes: Items[int]) -> tuple[list[tuple[int, int]], int]:
+    """(first element, elements) of arrays of 64-bit integers that lie behind each other, and the sum."""
+    found, total = [], 0
+    for size in sizes:
+        found.append((total, size))
+        total += size + (size & 1)
+    return found, total
 
 
 def _to_device(parts: list[np.ndarray], device: Device) -> list[torch.Tensor]:
-    """All arrays in one transfer; each begins at a multiple of 16 bytes."""
-    offsets, total = [], 0
-    for part in parts:
-        offsets.append(total)
-        total += part.size + (part.size & 1)
+    """All arrays in one transfer."""
+    offsets, total = _offsets([part.size for part in parts])
     host = np.zeros(total, np.int64)
-    for part, offset in zip(parts, offsets, strict=True):
-        host[offset : offset + part.size] = part.reshape(-1)
+    for part, (start, count) in zip(parts, offsets, strict=True):
+        host[start : start + count] = part.reshape(-1)
     fused = device.to_device(torch.from_numpy(host))
-    return [fused[o : o + p.size].view(p.shape) for p, o in zip(parts, offsets, strict=True)]
+    return [fused[start : start + count].view(p.shape) for p, (start, count) in zip(parts, offsets, strict=True)]

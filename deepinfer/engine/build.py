@@ -36,9 +36,11 @@ class Parts:
     template: ChatTemplate | None
 
     def release(self) -> None:
-        """Drop the references to weights and cache."""
+        """Drop the references to weights, cache and graphs; what `LLM` tells about itself stays."""
+        self.core.graphs.release()
+        self.core.sampler.release()
         self.core.cache = []
-        self.core.model.layers = []
+        self.core.model.release()
 
 
 def build_engine(

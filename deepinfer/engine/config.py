@@ -5,6 +5,7 @@ Invariant: an engine reads its choices from here alone, so two engines in one pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ class EngineConfig:
         memory_fraction: share of the device's free memory that the cache may take when `num_blocks` is None; None = 0.9
             on a device with its own memory and 0.25 where the host's memory is shared.
         enable_prefix_caching: reuse cache blocks of equal prompt beginnings.
+        decode_graphs: capture decode steps as graphs: "auto" (where the device can, batch sizes as they occur; what
+            keeps it from working is in `LLM.decode_graphs()`), False, or the batch sizes to capture when the engine is
+            opened, for all lengths; then a step that cannot be captured is an error.
         seed: seed of the engine's own random choices (seeds of requests that bring none, dummy weights); None = fresh.
     """
 
@@ -49,6 +53,7 @@ class EngineConfig:
     num_blocks: int | None = None
     memory_fraction: float | None = None
     enable_prefix_caching: bool = True
+    decode_graphs: str | bool | Sequence[int] = "auto"
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +80,18 @@ class EngineConfig:
         if self.memory_fraction is not None:
             number("memory_fraction", self.memory_fraction, 0.0, 1.0, low_open=True)
         boolean("enable_prefix_caching", self.enable_prefix_caching)
+        object.__setattr__(self, "decode_graphs", _graph_sizes(self.decode_graphs, self.max_num_seqs))
+
+
+def _graph_sizes(value: Any, most: int) -> str | bool | tuple[int, ...]:
+    """ "auto", False, or batch sizes in ascending order."""
+    if value is False or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, str | bool) or not isinstance(value, Sequence) or not value:
+        raise invalid("decode_graphs", value, "must be 'auto', False or a list of batch sizes", nearest="'auto'")
+    for index, size in enumerate(value):
+        integer(f"decode_graphs[{index}]", size, 1, most)
+    return tuple(sorted(set(value)))
 
 
 def make_config(options: dict[str, Any]) -> EngineConfig:

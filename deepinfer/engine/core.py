@@ -15,6 +15,7 @@ from deepinfer.config import logger
 from deepinfer.engine.batch import BatchTable, build_step
 from deepinfer.engine.blocks import BlockPool
 from deepinfer.engine.config import EngineConfig
+from deepinfer.engine.graphs import DecodeGraphs
 from deepinfer.engine.prefix import PrefixIndex
 from deepinfer.engine.prompt_scores import collect_prompt
 from deepinfer.engine.request import Request, Sequence, Status
@@ -44,6 +45,8 @@ class EngineCore:
         self.scheduler = Scheduler(self.pool, self.table, config.max_num_seqs, config.max_num_batched_tokens)
         self.cache = model.new_cache(num_blocks, config.block_size)
         self.sampler = Sampler(model.device, model.config.vocab_size)
+        with torch.inference_mode():
+            self.graphs = DecodeGraphs(model, self.cache, self.table, config.decode_graphs, config.max_num_seqs)
         self.steps = 0
 
     def add(self, request: Request) -> None:
@@ -88,20 +91,34 @@ class EngineCore:
             if metrics.first_scheduled_time is None:
                 metrics.first_scheduled_time = now
         all_rows = any(s.request.needs_prompt_logits and not s.new_tokens for s in plan)
-        hidden = self.model.forward(build_step(self.table, plan, self.device, all_rows), self.cache)
+        logits = self._replay(plan, all_rows)
+        values = logits
+        if values is None:
+            values = self.model.forward(build_step(self.table, plan, self.device, all_rows), self.cache)
         done = [count == sequence.pending for sequence, count in plan.items()]
         if all_rows:
-            collect_prompt(self.model, hidden, plan, self.tokenizer)
+            collect_prompt(self.model, values, plan, self.tokenizer)
         self.scheduler.settle(plan.items())
-        ready = [s for s, complete in zip(plan, done, strict=True) if complete]
-        if not ready:
+        targets, source = self._targets([s for s, complete in zip(plan, done, strict=True) if complete])
+        if not targets:
             return
         rows = _last_rows(plan, done, all_rows)
-        hidden = hidden if rows is None else hidden[torch.tensor(rows, device=hidden.device)]
-        self._sample(ready, hidden)
+        values = _take(values, source if rows is None else [rows[i] for i in source])
+        self._deliver(targets, self.model.logits(values) if logits is None else values)
 
-    def _sample(self, ready: list[Sequence], hidden: torch.Tensor) -> None:
-        """Sample one token for each of `ready` (and for the other samples of a prompt that is now complete)."""
+    def _replay(self, plan: Plan, all_rows: bool) -> torch.Tensor | None:
+        """Logits of a step of single tokens through a captured graph, None where it must be run eagerly."""
+        if all_rows or any(count != 1 for count in plan.values()):
+            self.graphs.skip("with prompt tokens")
+            return None
+        sequences = list(plan)
+        return self.graphs.run(sequences, max(s.computed for s in sequences) + 1)
+
+    def _targets(self, ready: list[Sequence]) -> tuple[list[Sequence], list[int]]:
+        """Who gets a token of this step, and which of `ready` each one's logits belong to.
+
+        The other samples of a prompt that is now complete take theirs from the prompt's last row too.
+        """
         source = list(range(len(ready)))
         first = [(i, s) for i, s in enumerate(ready) if not s.new_tokens]
         unsampled = {s for _, s in first if s.request.limit == len(s.request.prompt_ids)}
@@ -115,11 +132,7 @@ class EngineCore:
             others = sequence.request.sequences[1:] if sequence not in unsampled else []
             targets += others
             source += [i] * len(others)
-        if not targets:
-            return
-        if source != list(range(len(ready))):
-            hidden = hidden[torch.tensor(source, device=hidden.device)]
-        self._deliver(targets, self.model.logits(hidden))
+        return targets, source
 
     def _deliver(self, targets: list[Sequence], logits: torch.Tensor) -> None:
         tokens, valid = self.sampler(logits, targets)
@@ -156,6 +169,13 @@ class EngineCore:
         close_text(sequence, reason, self.tokenizer)
         if sequence.request.finished:
             sequence.request.output.metrics.finished_time = time.monotonic()
+
+
+def _take(values: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """values[rows] without a copy where that is everything in order."""
+    if rows == list(range(values.shape[0])):
+        return values
+    return values[torch.tensor(rows, device=values.device)]
 
 
 def _last_rows(plan: Plan, done: list[bool], all_rows: bool) -> list[int] | None:

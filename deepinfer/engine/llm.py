@@ -10,6 +10,7 @@ import threading
 import types
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ import torch
 from deepinfer.engine.arguments import conversations, per_prompt, prompt_list
 from deepinfer.engine.build import build_engine
 from deepinfer.engine.config import make_config
+from deepinfer.engine.graphs import GraphReport
 from deepinfer.engine.outputs import RequestOutput, StreamOutput
 from deepinfer.engine.params import SamplingParams
 from deepinfer.engine.progress import GenerateProgress
@@ -102,7 +104,14 @@ class LLM:
             "prefix_hit_tokens": hit,
             "prefix_asked_tokens": asked,
             "prefix_hit_rate": hit / asked if asked else 0.0,
+            "graph_steps": core.graphs.report.replayed,
         }
+
+    def decode_graphs(self) -> GraphReport:
+        """Which decode steps run as captured graphs, and why others do not; `str()` gives the printable form."""
+        with self._lock:
+            report = self._parts.core.graphs.report
+            return replace(report, eager=report.eager.copy())
 
     # -- generation --------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,10 @@ class Sampler:
         ids, valid, _ = sampling.sample(logits, logprobs="none", **given)
         return ids.tolist(), valid.tolist()
 
+    def release(self) -> None:
+        """Drop the parameters of the last batch."""
+        self._start([])
+
     def _tensor(self, values: Array) -> torch.Tensor:
         return self._device.to_device(torch.from_numpy(values))
 

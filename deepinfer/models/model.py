@@ -99,6 +99,12 @@ class Model:
             x, residual = x[step.rows], residual[step.rows]
         return x + residual
 
+    def release(self) -> None:
+        """Drop all weights; `forward` and `logits` must not be called any more. Idempotent."""
+        self.layers = []
+        for name in ("embedding", "head", "norm"):
+            self.__dict__.pop(name, None)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] float32 -> [n, vocab] float32."""
         y = norm.rms_norm(hidden, self.norm, self.config.rms_norm_eps)

@@ -17,7 +17,7 @@ from deepinfer.hal import Arg, Event, Executable, Graph, Image, Stream
 from deepinfer.hal.driver_device import DriverDevice, DriverEvent, DriverStream, release_quietly
 from deepinfer_cuda.detect import require
 from deepinfer_cuda.driver import CudaDriver
-from deepinfer_cuda.launch import Prepared
+from deepinfer_cuda.launch import STREAM_LIMIT, Prepared
 from deepinfer_cuda.tensor_map import TileMap, encode_hardware
 
 
@@ -85,22 +85,41 @@ class CudaExecutable(Executable):
 
 
 class CudaGraph(Graph):
-    """torch.cuda.CUDAGraph; memory of captured work comes from the graph's own pool."""
+    """torch.cuda.CUDAGraph; memory of captured work comes from the graph's own pool, which lives as long as the graph.
 
-    def __init__(self) -> None:
+    Only this thread's calls can break the capture ("thread_local"): other threads go on allocating and synchronising.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graph = torch.cuda.CUDAGraph()
         self._context: Any = None
+        self._before: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Graph:
-        self._context = torch.cuda.graph(self._graph)
+        self._before = torch.cuda.current_stream(self._device)
+        self._context = torch.cuda.graph(self._graph, capture_error_mode="thread_local")
         self._context.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._context.__exit__(*exc)
+        """End the capture. One that broke off leaves this thread on its old stream with the allocator as before."""
+        try:
+            self._context.__exit__(*exc)
+        except Exception:
+            _leave_capture(self._graph, self._device)
+            raise
+        finally:
+            torch.cuda.set_stream(self._before)
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+def _leave_capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+    """torch before 2.12 forgets to take its allocator out of a capture that broke off; later versions have done so."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12):
+        torch._C._cuda_endAllocateToPool(device.index, graph.pool())
 
 
 class CudaDevice(DriverDevice):
@@ -110,9 +129,20 @@ class CudaDevice(DriverDevice):
         props = driver.device_props(index)
         require(props.arch, arch, f"CUDA device {index} ({props.name})")
         super().__init__("cuda", driver, "", index, torch.device("cuda", index), props)
+        self._torch_streams: dict[int, TorchStream] = {}
 
     def current_stream(self) -> Stream:
-        return TorchStream(torch.cuda.current_stream(self.torch_device))
+        """torch's current stream. Its handle is asked for the way torch's own compiler does: the public call makes an
+        object, which costs as much as half a launch."""
+        raw = torch._C._cuda_getCurrentRawStream(self.index)
+        return self._torch_streams.get(raw) or self._remember_stream(raw)
+
+    def _remember_stream(self, raw: int) -> Stream:
+        found = TorchStream(torch.cuda.current_stream(self.torch_device))
+        if len(self._torch_streams) >= STREAM_LIMIT:
+            self._torch_streams.clear()
+        self._torch_streams[raw] = found
+        return found
 
     def set_stream(self, stream: Stream | None) -> None:
         """Make `stream` torch's current stream on this device; None restores the default one."""
@@ -140,7 +170,7 @@ class CudaDevice(DriverDevice):
         return CudaExecutable(driver, self.ctx, image)
 
     def graph(self) -> Graph:
-        return CudaGraph()
+        return CudaGraph(self.torch_device)
 
     def encode(self, tile: TileMap) -> bytes:
         """The 128-byte tensor map of `tile` for this device."""
