@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,23 @@ def check_target(option: str, path: Path | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; what JSON does not know is printed as text."""
-    print(json.dumps(value, indent=2, default=str))
+    """One JSON document; what JSON does not know is printed as text; it has no NaN and no infinities: null."""
+    print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(_key(key)): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def _key(key: Any) -> Any:
+    """Keys as json spells them: true, false and null, numbers in digits."""
+    return key if isinstance(key, str) else json.dumps(key, default=str).strip('"')
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

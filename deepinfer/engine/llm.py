@@ -177,15 +177,16 @@ class LLM:
 
     def chat_stream(
         self,
-        messages: Conversation,
-        sampling_params: SamplingParams | None = None,
+        messages: Conversation | Items[Conversation],
+        sampling_params: SamplingParams | Items[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> Iterator[StreamOutput]:
-        """One conversation as an iterator of increments."""
+        """Like `chat`, as an iterator of increments. Closing the iterator aborts what is left."""
         prompts = self._render(conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
-        return self._stream(self._submit(prompts, sampling_params, special=False, streaming=True))
+        return self._stream(self._submit(prompts, sampling_params, special=False, streaming=True, salt=cache_salt))
 
     def score(self, prompts: Prompt | Items[Prompt], full_vocab: bool = False) -> list[torch.Tensor]:
         """Log-probabilities of given tokens, without generating.

@@ -458,6 +458,46 @@ def test_chat(llm, checkpoints, tmp_path) -> None:
             assert results[0].error is not None
 
 
+def test_chat_stream_is_chat_in_pieces(llm) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    (whole,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    pieces = list(llm.chat_stream(messages, GREEDY))
+    assert len(pieces) > 3
+    assert [t for piece in pieces for t in piece.token_ids] == whole.outputs[0].token_ids
+    assert "".join(piece.text for piece in pieces) == whole.outputs[0].text
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    assert {piece.prompt_index for piece in pieces} == {0}
+    raw = llm.chat_stream(messages, GREEDY, add_generation_prompt=False)
+    (other,) = llm.chat(messages, GREEDY, use_tqdm=False, add_generation_prompt=False)
+    assert [t for piece in raw for t in piece.token_ids] == other.outputs[0].token_ids
+    idle(llm)
+
+
+def test_chat_stream_of_several_where_one_is_refused(llm) -> None:
+    talks = [[{"role": "user", "content": "a"}], [{"role": 5}], [{"role": "user", "content": "b"}]]
+    wanted = llm.chat(talks, GREEDY, use_tqdm=False)
+    found: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    errors = []
+    for piece in llm.chat_stream(talks, GREEDY, cache_salt="mine"):
+        found[piece.prompt_index] += piece.token_ids
+        errors += [(piece.prompt_index, type(piece.error))] if piece.error else []
+    assert found == {i: output.outputs[0].token_ids for i, output in enumerate(wanted)}
+    assert errors == [(1, type(wanted[1].error))]
+    idle(llm)
+
+
+def test_chat_stream_begins_and_ends_like_a_stream(llm, bare) -> None:
+    with pytest.raises(InvalidArgument, match="chat template"):
+        bare.chat_stream([{"role": "user", "content": "x"}])  # before the first increment is asked for
+    with pytest.raises(InvalidArgument, match="messages"):
+        llm.chat_stream("x")
+    stream = llm.chat_stream([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+    assert llm.statistics()["free_blocks"] < llm.statistics()["blocks"]
+    stream.close()
+    idle(llm)
+
+
 TEMPLATES = {
     "attack": ("{{ messages.__class__.__mro__ }}", "fails"),
     "mutation": ("{{ messages.append(1) }}", "fails"),
