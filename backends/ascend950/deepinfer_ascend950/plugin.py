@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from deepinfer.errors import BackendUnavailable, invalid
 from deepinfer.hal import Backend, Device, Probe
@@ -45,6 +46,10 @@ class AscendBackend(Backend):
     def kernels(self) -> Sequence[Kernel]:
         kernels: Sequence[Kernel] = import_module("deepinfer_ascend950.ops").KERNELS
         return kernels
+
+    def ep_transports(self) -> Sequence[Any]:
+        transports: Sequence[Any] = import_module("deepinfer_ascend950.ep").transports()
+        return transports
 
     def conformance(self) -> Path | None:
         path = Path(__file__).with_name("conformance.toml")

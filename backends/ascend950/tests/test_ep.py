@@ -1,81 +1,287 @@
-"""Rows between ranks: every rank's launch under one scheduler, so that the race checker sees across ranks."""
+"""Rows between ranks: the kernels under one scheduler, so that the race checker sees across ranks, and `ExpertBuffer`
+on simulated devices with a thread each."""
 
 from __future__ import annotations
+
+import time
 
 import pytest
 import torch
 from deepinfer_ascend950.device import build_cache
 from deepinfer_ascend950.drivers.sim import GroupLaunch, SimDriver
-from deepinfer_ascend950.ops.exchange import Exchange
+from deepinfer_ascend950.ep import windows as layout
+from deepinfer_ascend950.ep.windows import Windows
 from deepinfer_ascend950.toolchain.gxx import GxxCompiler
 from deepinfer_ascend950.toolchain.sources import sim_build
 
-from deepinfer.errors import DriverError
-from deepinfer.hal import Image
+import deepinfer
+from deepinfer import fallback
+from deepinfer.errors import CommTimeout, DriverError, InvalidArgument
+from deepinfer.hal import Arg, Image
+from deepinfer.ops.deep_ep import ExpertBuffer, LocalGroup
+from deepinfer.ops.deep_ep.cases import ep_cases
+from deepinfer.ops.deep_ep.local import Outcome
 
-RANKS, CAPACITY, BLOCKS = 3, 6, 2
+RANKS, CAPACITY, BLOCKS, WIDTHS = 3, 6, 2, (100, 4, 64)
 
 
 class Ranks:
-    """Windows and kernels of all ranks, kept over several calls."""
+    """Windows and kernels of all ranks, kept over several exchanges of random rows."""
 
-    def __init__(self, sim: SimDriver, widths: tuple[int, ...], mutant: int = 0) -> None:
-        self.sim, self.geometry, self.epoch = sim, Exchange(RANKS, CAPACITY, widths), 0
-        self.windows = [torch.zeros(self.geometry.window_bytes, dtype=torch.uint8) for _ in range(RANKS)]
-        self.table = torch.tensor([w.data_ptr() for w in self.windows])
+    def __init__(self, sim: SimDriver, mutant: int = 0) -> None:
+        self.sim, self.windows = sim, Windows(RANKS, CAPACITY * layout.record_bytes(WIDTHS))
+        self.memory = [torch.zeros(self.windows.nbytes, dtype=torch.uint8) for _ in range(RANKS)]
+        self.table = torch.tensor([w.data_ptr() for w in self.memory])
         image = build_cache().get(sim_build("ep_exchange", (f"-DDEEPINFER_MUTANT={mutant}",)), GxxCompiler()).image
-        self.functions = []
-        for rank in range(RANKS):
-            module = sim.module_load(sim.open(rank), Image(image, "elf", "ep_exchange"))
-            self.functions.append(sim.function(module, "ep_exchange"))
+        self.modules = [sim.module_load(sim.open(rank), Image(image, "elf", "ep_exchange")) for rank in range(RANKS)]
+        self.sent: dict[tuple[int, int], tuple[list[torch.Tensor], torch.Tensor, list[int]]] = {}
+        self.heads: dict[tuple[int, int], torch.Tensor] = {}
+        self.keep: list[object] = []
 
-    def call(self, seed: int) -> None:
-        """One exchange of random rows; checks what every rank received."""
-        g = torch.Generator().manual_seed(seed)
-        self.epoch += 1
-        counts = torch.randint(0, CAPACITY + 1, (RANKS, RANKS), generator=g, dtype=torch.int32)
-        launches, keep, received = [], [], []
+    def _member(self, entry: str, rank: int, grid: int, args: list[Arg]) -> GroupLaunch:
+        return GroupLaunch(self.sim.function(self.modules[rank], entry), grid, args)
+
+    def push(self, rank: int, epoch: int) -> GroupLaunch:
+        g = torch.Generator().manual_seed(100 * epoch + rank)
+        counts = torch.randint(0, CAPACITY + 1, (RANKS,), generator=g)
+        planes = [torch.randint(0, 256, (9, width), generator=g, dtype=torch.uint8) for width in WIDTHS]
+        index = torch.randint(0, 9, (int(counts.sum()),), generator=g)
+        heads = torch.zeros(RANKS, layout.HEAD, dtype=torch.int64)
+        heads[:, layout.ROWS], heads[:, layout.BLOCKS], heads[:, layout.WORDS] = counts, BLOCKS, 1000 * epoch + rank
+        self.sent[rank, epoch] = (planes, index, counts.tolist())
+        self.keep.append(heads)
+        args = self.windows.push(rank, epoch, planes, index, heads, self.memory, self.table)
+        return self._member("ep_push", rank, BLOCKS, args)
+
+    def wait(self, rank: int, epoch: int, polls: int = 10000) -> tuple[GroupLaunch, torch.Tensor]:
+        heads, arrived = torch.zeros(RANKS, layout.HEAD, dtype=torch.int64), torch.zeros(RANKS, dtype=torch.int32)
+        self.heads[rank, epoch] = heads
+        args = self.windows.wait(rank, epoch, self.memory[rank], arrived, heads, polls)
+        return self._member("ep_wait", rank, 1, args), arrived
+
+    def pull(self, rank: int, epoch: int) -> None:
+        """Pull, and compare everything that rank received."""
+        heads = self.heads[rank, epoch]
+        out = [torch.zeros((RANKS * CAPACITY, width), dtype=torch.uint8) for width in WIDTHS]
+        args = self.windows.pull(rank, epoch, self.memory[rank], out, heads)
+        self.sim.launch_group([self._member("ep_pull", rank, BLOCKS, args)])
+        total = int(heads[:, layout.ROWS].sum())
+        for s in range(RANKS):
+            assert heads[s, layout.ROWS] == self.sent[s, epoch][2][rank]
+            assert heads[s, layout.WORDS] == 1000 * epoch + s
+        for k in range(len(WIDTHS)):
+            rows = [planes[k][index.split(counts)[rank]] for planes, index, counts in self._received(epoch)]
+            assert torch.equal(out[k][:total], torch.cat(rows))
+            assert not out[k][total:].any()
+
+    def _received(self, epoch: int) -> list[tuple[list[torch.Tensor], torch.Tensor, list[int]]]:
+        return [self.sent[s, epoch] for s in range(RANKS)]
+
+    def exchange(self, epoch: int) -> None:
+        """Everybody pushes and waits at once, then pulls."""
+        waits = [self.wait(rank, epoch) for rank in range(RANKS)]
+        self.sim.launch_group([*(self.push(rank, epoch) for rank in range(RANKS)), *(launch for launch, _ in waits)])
+        assert all(bool(arrived.all()) for _, arrived in waits)
         for rank in range(RANKS):
-            planes = [
-                torch.randint(0, 256, (9, width), generator=g, dtype=torch.uint8) for width in self.geometry.widths
-            ]
-            index = torch.randint(0, 9, (int(counts[rank].sum()),), generator=g)
-            out = [torch.zeros((RANKS * CAPACITY, width), dtype=torch.uint8) for width in self.geometry.widths]
-            got, mine = torch.zeros(RANKS, dtype=torch.int32), counts[rank].clone()
-            args = self.geometry.launch_arguments(
-                rank, self.epoch, planes, out, index, mine, self.windows, self.table, got
-            )
-            launches.append(GroupLaunch(self.functions[rank], BLOCKS, args))
-            keep.append((planes, index, mine))
-            received.append((out, got))
-        self.sim.launch_group(launches)
-        for rank, (out, got) in enumerate(received):
-            assert torch.equal(got, counts[:, rank])
-            for k in range(len(self.geometry.widths)):
-                rows = [keep[s][0][k][keep[s][1].split(counts[s].tolist())[rank]] for s in range(RANKS)]
-                assert torch.equal(out[k][: int(got.sum())], torch.cat(rows))
-                assert not out[k][int(got.sum()) :].any()
+            self.pull(rank, epoch)
 
 
 @pytest.mark.parametrize("policy", [0, 1, 2])
 def test_exchanges(sim: SimDriver, policy: int) -> None:
     sim.set_option("policy", policy)
-    ranks = Ranks(sim, (100, 4, 64))
-    for seed in range(4):
-        ranks.call(seed)
+    ranks = Ranks(sim)
+    for epoch in range(1, 5):
+        ranks.exchange(epoch)
 
 
-# 70 no completion of the stores before the flags; 71 no counts; 73 flags of one block only are awaited.
-@pytest.mark.parametrize("mutant", [70, 71, 73])
+def hurried(ranks: Ranks) -> None:
+    """Rank 0 is an exchange ahead before rank 1 looks at the first one."""
+    ranks.sim.launch_group([ranks.push(rank, 1) for rank in range(RANKS)])
+    launch, arrived = ranks.wait(0, 1)
+    ranks.sim.launch_group([launch])
+    assert arrived.all()
+    ranks.pull(0, 1)
+    ranks.sim.launch_group([ranks.push(0, 2)])
+    for rank in (1, 2):
+        launch, arrived = ranks.wait(rank, 1, polls=3)
+        ranks.sim.launch_group([launch])
+        assert arrived.all()
+        ranks.pull(rank, 1)
+
+
+def half_arrived(ranks: Ranks) -> None:
+    """A rank of which one of two blocks has set its flag has not arrived."""
+    ranks.sim.launch_group([ranks.push(rank, 1) for rank in range(RANKS)])
+    flags = ranks.memory[0].view(torch.int32)
+    flags[(layout.MAX_BLOCKS * (RANKS + 1) + 1) * layout.LINE // 4] = 0  # parity 1, source 1, block 1
+    launch, arrived = ranks.wait(0, 1, polls=3)
+    ranks.sim.launch_group([launch])
+    assert arrived.tolist() == [1, 0, 1]
+
+
+def test_a_rank_may_be_one_exchange_ahead(sim: SimDriver) -> None:
+    hurried(Ranks(sim))
+
+
+def test_waiting_is_bounded_and_names_who_is_there(sim: SimDriver) -> None:
+    half_arrived(Ranks(sim))
+    ranks = Ranks(sim)
+    ranks.sim.launch_group([ranks.push(2, 1)])
+    launch, arrived = ranks.wait(0, 1, polls=3)
+    ranks.sim.launch_group([launch])
+    assert arrived.tolist() == [0, 0, 1]
+
+
+def attempts(sim: SimDriver, mutant: int) -> None:
+    """Everything that must fail for a broken protocol."""
+    hurried(Ranks(sim, mutant))
+    half_arrived(Ranks(sim, mutant))
+    ranks = Ranks(sim, mutant)
+    for epoch, policy in enumerate((0, 1, 2, 2, 2), 1):
+        sim.set_option("policy", policy)
+        sim.set_option("seed", epoch)
+        ranks.exchange(epoch)
+
+
+# 70 stores not complete before the flags; 71 no heads; 72 one parity; 73 flags of one block only; 74 no buffer ids.
+@pytest.mark.parametrize("mutant", [70, 71, 72, 73, 74])
 def test_broken_protocols_are_found(sim: SimDriver, mutant: int) -> None:
-    sim.set_option("deadline_s", 5)
-    ranks = Ranks(sim, (100, 4), mutant)
-
-    def attempts() -> None:
-        for policy in (0, 1, 2, 2, 2):
-            sim.set_option("policy", policy)
-            sim.set_option("seed", policy + ranks.epoch)
-            ranks.call(ranks.epoch)
-
     with pytest.raises((DriverError, AssertionError)):
-        attempts()
+        attempts(sim, mutant)
+
+
+def test_correct_protocol_passes(sim: SimDriver) -> None:
+    attempts(sim, 0)
+
+
+# --- ExpertBuffer on as many simulated devices as ranks ---------------------------------------------------------------
+
+
+def devices(ranks: int) -> list[str]:
+    return [f"ascend950/sim:{rank}" for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_buffers_between_devices(ranks: int) -> None:
+    chosen = [case for case in ep_cases() if "quick" in case.tags and case.params["ranks"] == ranks][::3]
+    assert len(chosen) >= 2
+    with deepinfer.use_backend("ascend950/sim"), fallback("error"):
+        for case in chosen:
+            group = LocalGroup(ranks, devices(ranks))
+            found = group.run(lambda rank, c=case, g=group: c.run_rank(g, rank, deepinfer.current_device()))
+            assert found == [[]] * ranks
+
+
+@pytest.mark.parametrize("form", ["fp8_f32", "fp8_ue8m0", "fp4_ue8m0"])
+def test_quantised_rows_between_devices(form: str) -> None:
+    with deepinfer.use_backend("ascend950/sim"), fallback("error"):
+        for case in [case for case in ep_cases() if "quick" in case.tags and case.params["dtype"] == form][:4]:
+            ranks = case.params["ranks"]
+            group = LocalGroup(ranks, devices(ranks))
+            found = group.run(lambda rank, c=case, g=group: c.run_rank(g, rank, deepinfer.current_device()))
+            assert found == [[]] * ranks
+
+
+def buffer(group: LocalGroup, timeout: float = 20.0) -> ExpertBuffer:
+    made = ExpertBuffer(group, max_tokens=5, hidden=64, num_experts=8, top_k=2, timeout=timeout)
+    assert made.transport == "peer_memory"
+    assert made.nbytes > 0
+    return made
+
+
+def step(made: ExpertBuffer, rank: int) -> torch.Tensor:
+    x = torch.full((rank % 3, 64), rank + 1.0).bfloat16()
+    ids = torch.arange(2 * (rank % 3)).view(-1, 2) * 3 % 8
+    rows, _, _, handle = made.dispatch(x, ids, layout="experts")
+    return made.combine(rows, handle)
+
+
+def outcomes(ranks: int, work: object) -> list[Outcome]:
+    with deepinfer.use_backend("ascend950/sim"), fallback("error"):
+        group = LocalGroup(ranks, devices(ranks))
+        return group.outcomes(work, group)  # type: ignore[arg-type]
+
+
+def test_a_missing_rank_ends_in_a_timeout() -> None:
+    def work(rank: int, group: LocalGroup) -> float:
+        with buffer(group) as made:
+            step(made, rank)
+            made.timeout = 0.3
+            if rank == 2:
+                time.sleep(1.0)
+                return 0.0
+            began = time.monotonic()
+            with pytest.raises(CommTimeout) as caught:
+                step(made, rank)
+            spent = time.monotonic() - began
+            assert 2 in caught.value.missing
+            assert "rank" in str(caught.value)
+            with pytest.raises(CommTimeout):
+                step(made, rank)  # unusable from here on, and says so at once
+            return spent
+
+    found = outcomes(4, work)
+    assert [o.error for o in found] == [None] * 4
+    assert all(o.value < 5.0 for o in found)
+    assert all(
+        o.error is None for o in outcomes(4, lambda rank, group: step(buffer(group), rank))
+    )  # the process goes on
+
+
+def test_a_rank_that_never_opens_is_named() -> None:
+    def work(rank: int, group: LocalGroup) -> None:
+        if rank != 1:
+            buffer(group, timeout=0.2)
+
+    found = outcomes(4, work)
+    for rank in (0, 2, 3):
+        error = found[rank].error
+        assert isinstance(error, CommTimeout)
+        assert 1 in error.missing
+
+
+def test_a_rank_that_closes_is_named_at_once() -> None:
+    def work(rank: int, group: LocalGroup) -> None:
+        made = buffer(group)
+        if rank == 1:
+            made.close()
+        else:
+            step(made, rank)
+
+    began = time.monotonic()
+    found = outcomes(2, work)
+    assert time.monotonic() - began < 15
+    assert isinstance(found[0].error, CommTimeout)
+    assert "closed its buffer" in str(found[0].error)
+
+
+def test_ranks_that_call_different_things_both_hear_of_it() -> None:
+    def work(rank: int, group: LocalGroup) -> None:
+        made = buffer(group)
+        x, ids = torch.ones(1, 64).bfloat16(), torch.tensor([[0, 7]])
+        rows, _, _, handle = made.dispatch(x, ids, layout="experts")
+        if rank:
+            made.combine(rows, handle)
+        else:
+            made.dispatch(x, ids)
+
+    found = outcomes(2, work)
+    for outcome, text in zip(
+        found, ("calls dispatch while rank 1 calls combine", "calls combine while rank 0"), strict=True
+    ):
+        assert isinstance(outcome.error, InvalidArgument)
+        assert text in str(outcome.error)
+
+
+def test_two_buffers_and_many_steps_stay_apart() -> None:
+    def work(rank: int, group: LocalGroup) -> list[float]:
+        with buffer(group) as first, buffer(group) as second:
+            sums = []
+            for _ in range(4):
+                sums += [float(step(first, rank).sum()), float(step(second, rank).sum())]
+            return sums
+
+    found = outcomes(4, work)
+    for rank, outcome in enumerate(found):
+        assert outcome.error is None
+        assert outcome.value == [64.0 * 2 * (rank + 1) * (rank % 3)] * 8

@@ -59,7 +59,9 @@ template <class T> inline T* l0c(uint64_t off) { return at<T>(asc_sim::Mem::L0C,
 namespace gm {
 template <class T> inline T load(T* p, asc_sim::Loc loc = DEEPINFER_SIM_LOC) {
     asc_sim::gm_touch(p, sizeof(T), false, loc);
-    return *const_cast<volatile T*>(p);
+    std::remove_cv_t<T> v;  // a flag may come from a launch on another thread: what it announces is read after it
+    __atomic_load(const_cast<std::remove_cv_t<T>*>(p), &v, __ATOMIC_ACQUIRE);
+    return v;
 }
 }  // namespace gm
 namespace ss {

@@ -1,0 +1,72 @@
+"""Where the ranks of a `LocalGroup` exchange the addresses of their windows, and learn who has left.
+
+Invariants: buffers are matched by the order in which each rank opens them; windows live as long as anybody holds the
+meeting, so a peer may still write to a rank that has closed; waits end at their deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+
+from deepinfer.ops.deep_ep.local import LocalGroup
+from deepinfer.ops.deep_ep.transport import Deadline, timed_out
+
+OPEN, CLOSED, FAILED = "open", "closed its buffer", "gave up after an error"
+
+
+class Meeting:
+    """One buffer's ranks."""
+
+    def __init__(self, size: int) -> None:
+        self.changed = threading.Condition()
+        self.windows: list[torch.Tensor | None] = [None] * size
+        self.state = [OPEN] * size
+
+    def arrive(self, rank: int, window: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+        """Everybody's windows, once all are there."""
+        with self.changed:
+            self.windows[rank] = window
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: None not in self.windows, deadline.remaining)
+            missing = [peer for peer, found in enumerate(self.windows) if found is None]
+            if missing:
+                raise timed_out("hello", rank, deadline, missing)
+            return [found for found in self.windows if found is not None]
+
+    def leave(self, rank: int, state: str) -> None:
+        """Let waiting peers know; the first reason stays."""
+        with self.changed:
+            if self.state[rank] is OPEN:
+                self.state[rank] = state
+            self.changed.notify_all()
+
+    def left(self, peer: int) -> str:
+        """Why `peer` will send nothing any more, or ""."""
+        return "" if self.state[peer] is OPEN else self.state[peer]
+
+
+class _Meetings:
+    """The meetings of one group by number, and how many each rank has joined."""
+
+    def __init__(self, size: int) -> None:
+        self.joined = [0] * size
+        self.open: weakref.WeakValueDictionary[int, Meeting] = weakref.WeakValueDictionary()
+
+
+_lock = threading.Lock()
+_groups: weakref.WeakKeyDictionary[LocalGroup, _Meetings] = weakref.WeakKeyDictionary()
+
+
+def join(group: LocalGroup, rank: int) -> Meeting:
+    """The meeting of this rank's next buffer."""
+    with _lock:
+        known = _groups.setdefault(group, _Meetings(group.size))
+        number = known.joined[rank]
+        known.joined[rank] += 1
+        meeting = known.open.get(number)
+        if meeting is None:
+            meeting = known.open[number] = Meeting(group.size)
+        return meeting

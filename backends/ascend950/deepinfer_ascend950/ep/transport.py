@@ -1,0 +1,145 @@
+"""`PeerTransport`: rows pushed by kernels straight into the receiver's memory.
+
+One exchange: push rows, heads and flags to all ranks; wait for theirs in launches that poll a bounded number of times;
+compare heads; pull the rows out of the window. Dispatch and combine are composed from it and from the backend's own
+`send_plan`, `expert_layout` and `reduce`, so every byte that moves between or inside ranks is moved by a kernel.
+
+Invariants: no launch waits without bound, so a rank that does not come costs a `CommTimeout` and never a hung device;
+all launches of a buffer go to one stream in order, which the window protocol relies on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from deepinfer.errors import InvalidArgument
+from deepinfer.hal import Cap, Device, Support
+from deepinfer.hal.types import YES
+from deepinfer.ops.deep_ep.geometry import Geometry
+from deepinfer.ops.deep_ep.local import LocalGroup
+from deepinfer.ops.deep_ep.transport import (
+    Deadline,
+    Incoming,
+    Outgoing,
+    Transport,
+    TransportFactory,
+    timed_out,
+    verify,
+)
+from deepinfer_ascend950.ep import windows as layout
+from deepinfer_ascend950.ep.meeting import CLOSED, FAILED, Meeting, join
+from deepinfer_ascend950.ep.windows import Windows
+
+POLLS, PAUSE_S = 16, 0.002
+SOURCE = "ep_exchange"
+
+
+class PeerTransport(Transport):
+    """One rank's end."""
+
+    name = "peer_memory"
+
+    def __init__(self, geometry: Geometry, device: Device, meeting: Meeting, timeout: float) -> None:
+        super().__init__(geometry, device)
+        self._windows, self._meeting, self._epoch = Windows.of(geometry), meeting, 0
+        self._own = device.empty((self._windows.nbytes,), torch.uint8).zero_()
+        device.current_stream().synchronize()
+        self._all = meeting.arrive(geometry.rank, self._own, Deadline(timeout))
+        self._table = device.to_device(torch.tensor([window.data_ptr() for window in self._all]))
+        self._code = device.executable(SOURCE)  # type: ignore[attr-defined]
+        self._cores = min(device.props.compute_units or 1, layout.MAX_BLOCKS)
+
+    def exchange(self, out: Outgoing, deadline: Deadline) -> Incoming:
+        self._epoch += 1
+        self._push(out)
+        heads = self._wait(out.header.operation, deadline)
+        host = self.device.to_host(heads).tolist()
+        for peer, head in enumerate(host):
+            verify(self.geometry.rank, out.header, peer, head[layout.WORDS :])
+        counts = tuple(head[layout.ROWS] for head in host)
+        return Incoming(counts, self._pull(out, counts, heads))
+
+    def _launch(self, entry: str, blocks: int, args: list[Any]) -> None:
+        grid = (max(1, min(blocks, self._cores)), 1, 1)
+        self._code.launch(entry, grid, (1, 1, 1), args, stream=self.device.current_stream())
+
+    def _push(self, out: Outgoing) -> None:
+        size, widths = self.geometry.size, [plane.shape[1] for plane in out.planes]
+        rows, most = sum(out.counts), max(out.counts, default=0)
+        room = self._windows.region // max(layout.record_bytes(widths), 1)
+        if most > room:
+            raise InvalidArgument(f"deep_ep.{out.header.operation}: got {most} rows for one rank, windows hold {room}")
+        blocks = max(1, min(rows, self._cores))
+        heads = torch.zeros((size, layout.HEAD), dtype=torch.int64)
+        heads[:, layout.ROWS] = torch.tensor(out.counts)
+        heads[:, layout.BLOCKS] = blocks
+        words = torch.tensor(out.header.words())
+        heads[:, layout.WORDS : layout.WORDS + len(words)] = words
+        given = self.device.to_device(heads)
+        args = self._windows.push(self.geometry.rank, self._epoch, out.planes, out.index, given, self._all, self._table)
+        self._launch("ep_push", blocks, args)
+        with self._meeting.changed:
+            self._meeting.changed.notify_all()
+
+    def _wait(self, operation: str, deadline: Deadline) -> torch.Tensor:
+        """Heads [size, HEAD] on the device, once all ranks have pushed."""
+        rank, size = self.geometry.rank, self.geometry.size
+        heads = self.device.empty((size, layout.HEAD), torch.int64)
+        arrived = self.device.empty((size,), torch.int32)
+        while True:
+            gone = {peer: why for peer in range(size) if (why := self._meeting.left(peer))}
+            last = deadline.expired
+            arrived.zero_()
+            self._launch("ep_wait", 1, self._windows.wait(rank, self._epoch, self._own, arrived, heads, POLLS))
+            missing = [peer for peer, here in enumerate(self.device.to_host(arrived).tolist()) if not here]
+            if not missing:
+                return heads
+            for peer in missing:  # it left before this look, so what it had to send is there
+                if peer in gone:
+                    raise timed_out(operation, rank, deadline, [peer], gone[peer])
+            if last:
+                raise timed_out(operation, rank, deadline, missing)
+            with self._meeting.changed:
+                self._meeting.changed.wait(min(PAUSE_S, deadline.remaining))
+
+    def _pull(self, out: Outgoing, counts: tuple[int, ...], heads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = sum(counts)
+        planes = tuple(self.device.empty((rows, plane.shape[1]), torch.uint8) for plane in out.planes)
+        if rows and any(plane.shape[1] for plane in planes):
+            args = self._windows.pull(self.geometry.rank, self._epoch, self._own, planes, heads)
+            self._launch("ep_pull", rows, args)
+        return planes
+
+    def abort(self) -> None:
+        self._meeting.leave(self.geometry.rank, FAILED)
+
+    def close(self) -> None:
+        self._meeting.leave(self.geometry.rank, CLOSED)
+
+
+class PeerFactory(TransportFactory):
+    """Connects the ranks of a `LocalGroup` whose devices map each other's memory."""
+
+    name = "peer_memory"
+    priority = 10
+
+    def supports(self, group: Any, geometry: Geometry, device: Device) -> Support:
+        reasons = []
+        if not isinstance(group, LocalGroup):
+            reasons.append("it joins only the ranks of a LocalGroup: memory of another process cannot be mapped yet")
+        if not device.supports(Cap.PEER_MEMORY):
+            reasons.append(f"{device.spec} does not map other devices' memory")
+        if geometry.size > layout.MAX_RANKS:
+            reasons.append(f"{geometry.size} ranks, at most {layout.MAX_RANKS}")
+        record = max(layout.dispatch_record(geometry), layout.combine_record(geometry))
+        if record > layout.MAX_RECORD:
+            reasons.append(f"a row with its slots and scales takes {record} bytes, records hold {layout.MAX_RECORD}")
+        return Support.no(*reasons) if reasons else YES
+
+    def open(self, group: Any, geometry: Geometry, device: Device, timeout: float) -> Transport:
+        return PeerTransport(geometry, device, join(group, geometry.rank), timeout)
+
+    def size_hint(self, geometry: Geometry) -> int:
+        return Windows.of(geometry).nbytes
