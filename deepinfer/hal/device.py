@@ -1,7 +1,7 @@
 """A device as the layers above see it: memory, streams, events, executables, and which torch device its tensors use.
 
 Invariants: no vendor names; a device belongs to one backend and is opened once per (backend, driver, index); ops find
-their resolved kernels in `dispatch_cache`, which lives and dies with the device.
+their resolved kernels in `dispatch_cache` and launches to repeat in `bound_calls`, which live and die with the device.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ class Device(abc.ABC):
         self.backend, self.driver, self.index = backend, driver, index
         self.props, self.torch_device = props, torch_device
         self.dispatch_cache: dict[str, dict[Any, Any]] = {}
+        self.bound_calls: dict[str, dict[Any, Any]] = {}
         self.statistics: dict[str, int] = {}
 
     def __repr__(self) -> str:
@@ -173,3 +174,4 @@ class Device(abc.ABC):
     def close(self) -> None:
         """Give back driver resources. Idempotent; the device is unusable afterwards."""
         self.dispatch_cache.clear()
+        self.bound_calls.clear()

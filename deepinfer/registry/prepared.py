@@ -23,6 +23,12 @@ class PreparedLaunches:
         self, stream: Stream, tensors: Sequence[torch.Tensor], make: Callable[[], Callable[[Stream], None]]
     ) -> None:
         """Enqueue with `tensors`' addresses; `make` builds the launch when they are new."""
+        self.get(tensors, make)(stream)
+
+    def get(
+        self, tensors: Sequence[torch.Tensor], make: Callable[[], Callable[[Stream], None]]
+    ) -> Callable[[Stream], None]:
+        """The launch for `tensors`' addresses."""
         key = tuple(tensor.data_ptr() for tensor in tensors)
         found = self._found.get(key)
         if found is None:
@@ -31,4 +37,4 @@ class PreparedLaunches:
                 if len(self._found) >= LIMIT:
                     self._found.clear()
                 self._found[key] = found
-        found(stream)
+        return found

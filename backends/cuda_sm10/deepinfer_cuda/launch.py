@@ -1,14 +1,13 @@
 """A launch made ready once and repeated: parameter block, grid, cluster shape and attributes.
 
 Kernels are called thousands of times with the same pointers; building the parameter block and the attribute list each
-time would cost more than the launch. Invariant: a `Prepared` is immutable after construction; `launch` only fills in
-the stream.
+time would cost more than the launch. Invariant: what a launch hands to the driver never changes; every stream has a
+configuration of its own, so that threads on different streams share nothing.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 
 from cuda.bindings import driver as cu
@@ -19,6 +18,8 @@ from deepinfer_cuda.driver import parameter_block
 from deepinfer_cuda.result import check
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
+STREAM_LIMIT = 64  # configurations one launch keeps
+_SUCCESS = cu.CUresult.CUDA_SUCCESS
 
 
 def allow_shared(fn: int, smem_bytes: int) -> None:
@@ -48,22 +49,29 @@ class Prepared:
         self._fn = cu.CUfunction(fn)
         self._pointers, self._keep = parameter_block(args)
         self._params = ctypes.addressof(self._pointers)
+        self._shape = grid, block, smem_bytes, cluster, dependent
+        self._configs: dict[int, cu.CUlaunchConfig] = {}
+
+    def __call__(self, stream: Stream) -> None:
+        """Enqueue on `stream`."""
+        config = self._configs.get(stream.handle) or self._configure(stream.handle)
+        (status,) = cu.cuLaunchKernelEx(config, self._fn, self._params, 0)
+        if status is not _SUCCESS and int(status) != 0:
+            check("cuLaunchKernelEx", (status,))
+
+    def _configure(self, stream: int) -> cu.CUlaunchConfig:
+        grid, block, smem_bytes, cluster, dependent = self._shape
         config = cu.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = smem_bytes
         config.attrs = _attributes(cluster, dependent)
         config.numAttrs = len(config.attrs)
-        self._config = config
-        self._lock = threading.Lock()
-
-    def __call__(self, stream: Stream) -> None:
-        """Enqueue on `stream`."""
-        with self._lock:
-            self._config.hStream = cu.CUstream(stream.handle)
-            (status,) = cu.cuLaunchKernelEx(self._config, self._fn, self._params, 0)
-        if int(status) != 0:
-            check("cuLaunchKernelEx", (status,))
+        config.hStream = cu.CUstream(stream)
+        if len(self._configs) >= STREAM_LIMIT:
+            self._configs.clear()
+        self._configs[stream] = config
+        return config
 
 
 def _attributes(cluster: Dim3, dependent: bool) -> list[cu.CUlaunchAttribute]:

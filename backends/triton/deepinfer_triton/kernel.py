@@ -68,8 +68,12 @@ class Loaded:
     launches: PreparedLaunches
 
     def run(self, stream: Stream, args: Sequence[Any], out: Sequence[Any]) -> None:
+        self.bind(args, out)(stream)
+
+    def bind(self, args: Sequence[Any], out: Sequence[Any]) -> Callable[[Stream], None]:
+        """The launch for these tensors' addresses."""
         found = [args[i] if i >= 0 else out[-1 - i] for i in self.sources]
-        self.launches.run(stream, found, lambda: self._prepare(args, out))
+        return self.launches.get(found, lambda: self._prepare(args, out))
 
     def _prepare(self, args: Sequence[Any], out: Sequence[Any]) -> Callable[[Stream], None]:
         made: list[Arg] = []
@@ -116,6 +120,19 @@ class TritonKernel(Kernel):
     ) -> None:
         for program in plan.state:
             program.run(stream, args, out)
+
+    def bind(
+        self, plan: Plan, args: tuple[Any, ...], out: tuple[torch.Tensor, ...]
+    ) -> Callable[[Stream], None]:
+        launches: list[Callable[[Stream], None]] = [program.bind(args, out) for program in plan.state]
+        if len(launches) == 1:
+            return launches[0]
+
+        def enqueue(stream: Stream) -> None:
+            for launch in launches:
+                launch(stream)
+
+        return enqueue
 
 
 def specialise(call: Call, program: Program) -> TritonBuild:

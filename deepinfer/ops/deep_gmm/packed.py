@@ -66,6 +66,8 @@ def flatten_weights(
     op: str, arg: str, value: Weights
 ) -> tuple[torch.Tensor, torch.Tensor | None, str, torch.Tensor | None, str]:
     """(payload, scales, recipe, packed, layout) of weights."""
+    if value.__class__ is torch.Tensor:
+        return value, None, PLAIN, None, ""  # type: ignore[return-value]
     if isinstance(value, Packed):
         return (*flatten(op, arg, value.weights), value.packed, value.layout)
     return (*flatten(op, arg, value), None, "")

@@ -48,16 +48,17 @@ def load(device: Device, unit: Unit) -> Executable:
 
 
 class CudaKernel(Kernel):
-    """A kernel whose code is a template in `header`, for the architectures `archs`."""
+    """A kernel whose code is templates in `header` and `more_headers`, for the architectures `archs`."""
 
     header: str
+    more_headers: tuple[str, ...] = ()
     archs: tuple[str, ...]
 
     def __init_subclass__(cls) -> None:
-        """The code is decided by the header and all that it includes, as in the build's key."""
+        """The code is decided by the headers and all that they include, as in the build's key."""
         super().__init_subclass__()
         if hasattr(cls, "header"):
-            included = jit.closure(f'#include "{cls.header}"')
+            included = jit.closure("".join(f'#include "{name}"\n' for name in (cls.header, *cls.more_headers)))
             cls.sources = tuple(name if name.startswith("kernels/") else f"include/{name}" for name in included)
 
     def units(self) -> Sequence[Unit]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from deepinfer.hal import Arg, Device, DeviceProps, Executable, Stream, Support
 from deepinfer.hal.driver_device import tensor_span
 from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
+from deepinfer_cuda.kernels import pack_rows
 from deepinfer_cuda.kernels.base import CudaKernel, Unit, load
 from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, ceil_div, choose
+from deepinfer_cuda.kernels.pack_rows import Packing
 from deepinfer_cuda.tensor_map import slab_map
 
 WIDE, MASKED = 1, 2  # flags of di::Groups
@@ -44,6 +46,13 @@ class Product:
         return [self.a, self.b, self.d, *self.lists, *extra]
 
 
+def range_reasons(name: str, meta: TensorMeta) -> list[str]:
+    """Why the kernels' 32-bit coordinates do not reach every element."""
+    if max(meta.shape, default=0) < 1 << 31:
+        return []
+    return [f"{name} needs dimensions below 2^31, the range of TMA coordinates, got {list(meta.shape)}"]
+
+
 def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
     """Why TMA cannot walk this [..., rows, cols] tensor."""
     found = []
@@ -53,8 +62,6 @@ def tma_reasons(name: str, meta: TensorMeta) -> list[str]:
         pitch = meta.stride[axis] * meta.dtype.itemsize
         if meta.shape[axis] > 1 and (pitch % 16 or not 0 < pitch < 1 << 40):
             found.append(f"{name} needs strides that are multiples of 16 bytes, got {pitch} in dimension {axis}")
-    if max(meta.shape, default=0) >= 1 << 31:
-        found.append(f"{name} needs dimensions below 2^31, the range of TMA coordinates, got {list(meta.shape)}")
     if not meta.aligned:
         found.append(f"{name} needs a 16-byte aligned address")
     return found
@@ -66,12 +73,13 @@ class Sm90Gemm(CudaKernel):
     op = "deep_gmm.gemm"
     name = "sm90_gemm_bf16"
     header = "kernels/sm90/gemm_bf16.cuh"
+    more_headers = (pack_rows.HEADER,)
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
 
     def units(self) -> Sequence[Unit]:
-        return tuple(tile.unit for tile in self.tiles)
+        return (*(tile.unit for tile in self.tiles), pack_rows.UNIT)
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         reasons: list[str] = []
@@ -82,9 +90,7 @@ class Sm90Gemm(CudaKernel):
             reasons.append(f"takes bf16 operands, got {a.dtype} and {b.dtype}")
         elif call["out_dtype"] not in (torch.bfloat16, torch.float32):
             reasons.append(f"writes bf16 or float32, got {call['out_dtype']}")
-        reasons += self.refuse(call)
-        if a.numel and b.numel:
-            reasons += [*tma_reasons("a", a), *tma_reasons("b", b)]
+        reasons += [*self.refuse(call), *range_reasons("a", a), *range_reasons("b", b)]
         return Support(tuple(reasons))
 
     def refuse(self, call: Call) -> list[str]:
@@ -98,7 +104,9 @@ class Sm90Gemm(CudaKernel):
         groups, rows = self.expected_rows(call)
         cols, depth = call["b"].shape[-2:]
         tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles, by_tma=stored_by_tma(call))
-        return Plan(state=(PreparedLaunches(), load(device, tile.unit), device, tile))
+        packings, workspace = pack(call)
+        codes = load(device, tile.unit), load(device, pack_rows.UNIT) if workspace else None
+        return Plan(workspace, (PreparedLaunches(), codes, device, tile, packings))
 
     def run(
         self,
@@ -108,11 +116,25 @@ class Sm90Gemm(CudaKernel):
         out: tuple[torch.Tensor | None, ...],
         workspace: torch.Tensor | None,
     ) -> None:
-        launches, code, device, tile = plan.state
-        if out[0] is None or out[0].numel() == 0:
-            return
+        if out[0] is not None:
+            self.bind(plan, args, (out[0],), workspace)(stream)
+
+    def bind(
+        self,
+        plan: Plan,
+        args: tuple[Any, ...],
+        out: tuple[torch.Tensor, ...],
+        workspace: torch.Tensor | None = None,
+    ) -> Callable[[Stream], None]:
+        launches, codes, device, tile, packings = plan.state
+        if out[0].numel() == 0:
+            return _nothing
         product = self.product(args, out[0])
-        launches.run(stream, product.tensors, lambda: prepare(code, device, tile, product))
+        held = [] if workspace is None else [workspace]
+        launch: Callable[[Stream], None] = launches.get(
+            [*product.tensors, *held], lambda: prepare_packed(codes, device, tile, product, packings, workspace)
+        )
+        return launch
 
     def product(self, args: tuple[Any, ...], d: torch.Tensor) -> Product:
         """The op's arguments by role."""
@@ -168,6 +190,52 @@ class Sm100GroupedGemm(Sm90GroupedGemm):
 class Sm100MaskedGroupedGemm(Sm90MaskedGroupedGemm):
     name, header, archs = "sm100_masked_grouped_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
     tiles = SM100_TILES
+
+
+def _nothing(stream: Stream) -> None:
+    """The launch of an empty product."""
+
+
+def pack(call: Call) -> tuple[tuple[Packing | None, Packing | None], int]:
+    """Where A and B are packed, None = used as they are, and the bytes of workspace that takes."""
+    found: list[Packing | None] = []
+    end = 0
+    for name in ("a", "b"):
+        meta = call[name]
+        needed = call["a"].numel and call["b"].numel and tma_reasons(name, meta)
+        packing = Packing.after(end, meta) if needed else None
+        end = packing.end(meta.dtype.itemsize) if packing else end
+        found.append(packing)
+    return (found[0], found[1]), end
+
+
+def prepare_packed(
+    codes: tuple[Executable, Executable | None],
+    device: Any,
+    tile: Tile,
+    product: Product,
+    packings: tuple[Packing | None, Packing | None],
+    workspace: torch.Tensor | None,
+) -> Callable[[Stream], None]:
+    """The product behind the copies of those operands that need one."""
+    code, pack_code = codes
+    if workspace is None or pack_code is None:
+        return prepare(code, device, tile, product)
+    launches, operands = [], []
+    for source, packing in zip((product.a, product.b), packings, strict=True):
+        if packing is None:
+            operands.append(source)
+            continue
+        packed = packing.view(workspace, source.dtype)
+        launches.append(pack_rows.prepare(pack_code, device, source, packed))
+        operands.append(packed[..., : source.shape[-1]])
+    launches.append(prepare(code, device, tile, replace(product, a=operands[0], b=operands[1])))
+
+    def enqueue(stream: Stream) -> None:
+        for launch in launches:
+            launch(stream)
+
+    return enqueue
 
 
 def stored_by_tma(call: Call) -> bool:

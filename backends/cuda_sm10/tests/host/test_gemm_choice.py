@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from deepinfer_cuda import jit
-from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, stored_by_tma, tma_reasons
+from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, pack, range_reasons, stored_by_tma, tma_reasons
 from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, choose
 from deepinfer_cuda.tensor_map import TileMap
 
@@ -43,13 +43,29 @@ def test_plain_call_is_taken() -> None:
         (BLACKWELL, lambda: call(bf16(8, 8), bf16(8, 8)), "the device is sm_100"),
         (HOPPER, lambda: call(torch.zeros(8, 8), bf16(8, 8)), "takes bf16"),
         (HOPPER, lambda: call(bf16(8, 8), bf16(8, 8), out_dtype=torch.float16), "writes bf16 or float32"),
-        (HOPPER, lambda: call(bf16(8, 9), bf16(8, 9)), "a needs strides that are multiples of 16 bytes, got 18"),
-        (HOPPER, lambda: call(bf16(8, 8).t(), bf16(8, 8)), "a needs unit stride"),
-        (HOPPER, lambda: call(bf16(80)[1:65].view(8, 8), bf16(8, 8)), "16-byte aligned"),
+        (HOPPER, lambda: call(bf16(1, 1).expand(1 << 31, 1), bf16(8, 1)), "below 2^31"),
     ],
 )
 def test_refusals_have_reasons(props: DeviceProps, made: Any, reason: str) -> None:
     assert any(reason in text for text in Sm90Gemm().supports(props, made()).reasons)
+
+
+@pytest.mark.parametrize(("made", "packed", "nbytes", "reason"), [
+    (lambda: call(bf16(8, 16), bf16(8, 16)), [], 0, ""),
+    (lambda: call(bf16(8, 9), bf16(5, 9)), ["a", "b"], 256 + 5 * 32, "multiples of 16 bytes, got 18"),
+    (lambda: call(bf16(8, 8).t(), bf16(8, 8)), ["a"], 8 * 16, "unit stride"),
+    (lambda: call(bf16(8, 8), bf16(80)[1:65].view(8, 8)), ["b"], 8 * 16, "16-byte aligned"),
+    (lambda: call(bf16(8, 8), bf16(1, 8).expand(8, 8)), ["b"], 8 * 16, "got 0"),
+    (lambda: call(bf16(8, 9)[:0], bf16(8, 9)), [], 0, ""),
+])
+def test_operands_that_tma_cannot_walk_are_packed(made: Any, packed: list[str], nbytes: int, reason: str) -> None:
+    asked = made()
+    assert Sm90Gemm().supports(HOPPER, asked)
+    places, workspace = pack(asked)
+    assert [name for name, place in zip("ab", places, strict=True) if place] == packed
+    assert workspace == nbytes
+    for name in packed:
+        assert any(reason in text for text in tma_reasons(name, asked[name]))
 
 
 def test_tile_choice_follows_the_shape() -> None:
@@ -107,7 +123,7 @@ def test_tile_maps_keep_the_hardware_rules(changes: dict[str, Any], text: str) -
 def test_evidence_is_keyed_by_what_the_build_reads() -> None:
     for kernel in KERNELS:
         listed = {name.removeprefix("include/") for name in kernel.sources}
-        assert listed == set(kernel.units()[0].build(kernel.archs[0]).headers)
+        assert listed == {name for unit in kernel.units() for name in unit.build(kernel.archs[0]).headers}
         assert kernel.header in listed
         assert all((jit.PACKAGE / name).is_file() for name in kernel.sources)
 
@@ -115,4 +131,4 @@ def test_evidence_is_keyed_by_what_the_build_reads() -> None:
 def test_dimensions_past_the_coordinates_of_tma_are_refused() -> None:
     wide = torch.empty(1, 1, dtype=torch.bfloat16).expand(1 << 31, 1)
     meta = TensorMeta.of(wide)
-    assert any("below 2^31" in reason for reason in tma_reasons("a", meta))
+    assert any("below 2^31" in reason for reason in range_reasons("a", meta))
