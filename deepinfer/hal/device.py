@@ -167,6 +167,15 @@ class Device(abc.ABC):
         reason = f"{image.name}: format {image.fmt!r} has no loader here"
         raise UnsupportedError(f"{self.spec} loads no modules", [reason])
 
+    def enable_peer(self, other: Device) -> None:
+        """Let this device's kernels and copies reach the memory of `other`, in this direction; repeating does nothing.
+
+        Raises:
+            UnsupportedError: the two cannot reach each other; says why.
+        """
+        reason = "the device lacks the capability PEER_MEMORY"
+        raise UnsupportedError(f"{self.spec} cannot reach the memory of {other.spec}", [reason])
+
     def graph(self) -> Graph:
         """A new graph to capture into; `UnsupportedError` unless `supports(Cap.GRAPHS)`."""
         raise UnsupportedError(f"{self.spec} cannot capture graphs", ["the device lacks the capability GRAPHS"])

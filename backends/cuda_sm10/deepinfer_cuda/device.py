@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import DriverError
-from deepinfer.hal import Arg, Event, Executable, Graph, Image, Stream
+from deepinfer.errors import DriverError, UnsupportedError
+from deepinfer.hal import Arg, Device, Event, Executable, Graph, Image, Stream
 from deepinfer.hal.driver_device import DriverDevice, DriverEvent, DriverStream, release_quietly
 from deepinfer_cuda.detect import require
 from deepinfer_cuda.driver import CudaDriver
@@ -168,6 +168,15 @@ class CudaDevice(DriverDevice):
             raise TypeError(f"driver: got {type(driver).__name__}, must be CudaDriver")
         driver.enter(self.ctx)
         return CudaExecutable(driver, self.ctx, image)
+
+    def enable_peer(self, other: Device) -> None:
+        """Holds for all memory of `other` that is allocated in the plain way, torch's included (not for its expandable
+        segments)."""
+        driver = self.raw_driver
+        if not isinstance(other, CudaDevice) or not isinstance(driver, CudaDriver):
+            raise UnsupportedError(f"{self.spec} cannot reach the memory of {other.spec}", ["it is no CUDA device"])
+        if other.index != self.index:
+            driver.enable_peer(self.ctx, driver.open(other.index))
 
     def graph(self) -> Graph:
         return CudaGraph(self.torch_device)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from deepinfer.errors import invalid
+from deepinfer.errors import UnsupportedError, invalid
 from deepinfer.hal import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe
 from deepinfer.hal.driver import Dim3
 from deepinfer.hal.driver_device import DriverStream
@@ -59,6 +59,7 @@ class CudaDriver:
         )
 
     def open(self, index: int) -> int:
+        check("cuInit", cu.cuInit(0))  # at once after the first time
         device = check("cuDeviceGet", cu.cuDeviceGet(index))
         with self._guard:
             if index + 1 not in self._contexts:
@@ -70,6 +71,20 @@ class CudaDriver:
         if ctx not in self._contexts:
             raise invalid("ctx", ctx, "must be a context from open()")
         check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._contexts[ctx]))
+
+    def enable_peer(self, ctx: int, peer: int) -> None:
+        """Let work of context `ctx` reach the memory of context `peer`; once enabled it stays so."""
+        for name, handle in (("ctx", ctx), ("peer", peer)):
+            if handle not in self._contexts:
+                raise invalid(name, handle, "must be a context from open()")
+        devices = [check("cuDeviceGet", cu.cuDeviceGet(handle - 1)) for handle in (ctx, peer)]
+        if not check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(*devices)):
+            reason = "the driver reports no path between the two GPUs (cuDeviceCanAccessPeer)"
+            raise UnsupportedError(f"CUDA device {ctx - 1} cannot reach the memory of device {peer - 1}", [reason])
+        self.enter(ctx)
+        (status,) = cu.cuCtxEnablePeerAccess(self._contexts[peer], 0)
+        if status != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            check("cuCtxEnablePeerAccess", (status,))
 
     def release(self, handle: int) -> None:
         if handle in self._contexts:

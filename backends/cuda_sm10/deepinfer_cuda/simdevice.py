@@ -27,6 +27,7 @@ LIBRARY = "libdeepinfer_cuda_sim.so"
 PACKAGE = Path(__file__).resolve().parent
 PROFILE_FIRST = {"sm_90": 0, "sm_100": 8}
 FIX = "cmake -S backends/cuda_sm10/deepinfer_cuda/sim -B build/ptxsim && cmake --build build/ptxsim"
+NO_PEER = "it is no simulated device of this process"
 _u32, _u64 = ct.c_uint32, ct.c_uint64
 
 
@@ -164,6 +165,11 @@ class SimDevice(DriverDevice):
     def encode(self, tile: TileMap) -> bytes:
         """The 128-byte tensor map of `tile` for this device."""
         return self._sim.encode(tile)
+
+    def enable_peer(self, other: Device) -> None:
+        """Simulated devices of one process share its memory: there is nothing to switch on."""
+        if not isinstance(other, SimDevice):
+            raise UnsupportedError(f"{self.spec} cannot reach the memory of {other.spec}", [NO_PEER])
 
 
 def open_simulated(index: int, arch: str | None) -> Device:
