@@ -41,10 +41,11 @@ class TorchEvent(Event):
     """A timing torch CUDA event."""
 
     def __init__(self) -> None:
-        self.torch_event = torch.cuda.Event(enable_timing=True)
+        self.torch_event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def record(self, stream: Stream) -> None:
-        self.torch_event.record(torch.cuda.ExternalStream(stream.handle) if stream.handle else None)
+        external = torch.cuda.ExternalStream(stream.handle) if stream.handle else None  # type: ignore[no-untyped-call]
+        self.torch_event.record(external)
 
     def synchronize(self) -> None:
         self.torch_event.synchronize()
@@ -110,7 +111,8 @@ class CudaGraph(Graph):
             _leave_capture(self._graph, self._device)
             raise
         finally:
-            torch.cuda.set_stream(self._before)
+            if self._before is not None:
+                torch.cuda.set_stream(self._before)
 
     def replay(self) -> None:
         self._graph.replay()
@@ -154,7 +156,7 @@ class CudaDevice(DriverDevice):
             raise TypeError(f"stream: got {type(stream).__name__}, must be a stream of this device")
 
     def new_stream(self) -> Stream:
-        return TorchStream(torch.cuda.Stream(self.torch_device))
+        return TorchStream(torch.cuda.Stream(self.torch_device))  # type: ignore[no-untyped-call]
 
     def new_event(self) -> Event:
         return TorchEvent()

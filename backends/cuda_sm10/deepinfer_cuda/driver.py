@@ -46,7 +46,10 @@ class CudaDriver:
         device = check("cuDeviceGet", cu.cuDeviceGet(index))
         total = check("cuDeviceTotalMem", cu.cuDeviceTotalMem(device))
         a = cu.CUdevice_attribute
-        ask = lambda which: check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device))  # noqa: E731
+
+        def ask(which: Any) -> int:
+            return int(check("cuDeviceGetAttribute", cu.cuDeviceGetAttribute(which, device)))
+
         bus = ask(a.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
         memory_khz = ask(a.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         return DeviceProps(

@@ -82,7 +82,7 @@ def _ok(result: tuple[Any, ...]) -> Any:
 
 
 def _bytes(size: Any, read: Any, program: Any) -> bytes:
-    buffer = b" " * _ok(size(program))
+    buffer = b" " * int(_ok(size(program)))
     _ok((*read(program, buffer), None))
     return buffer
 

@@ -1,7 +1,7 @@
 """Copies between two CUDA devices with a kernel of one of them; run with a libcuda.so.1 that has two devices.
 
-Prints what happened without and with peer access. The argument names the PTX of the kernel, which is pack_rows: it reads
-device 1's memory from device 0.
+Prints what happened without and with peer access. The argument names the PTX of the kernel, which is pack_rows: it
+reads device 1's memory from device 0.
 """
 
 from __future__ import annotations
