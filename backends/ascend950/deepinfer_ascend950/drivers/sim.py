@@ -40,6 +40,7 @@ class _Extension(ct.Structure):
         ("last_counters", ct.CFUNCTYPE(ct.c_int, ct.POINTER(_Counters))),
         ("last_warnings", ct.CFUNCTYPE(ct.c_char_p)),
         ("launch_group", ct.CFUNCTYPE(ct.c_int, ct.POINTER(_Launch), ct.c_uint32)),
+        ("last_timeline", ct.CFUNCTYPE(ct.c_int, ct.POINTER(ct.c_double), ct.POINTER(ct.c_double))),
     )
 
 
@@ -54,6 +55,18 @@ class Counters:
     mte1_bytes: int
     fix_bytes: int
     instructions: int
+
+
+CORES, PIPES = ("AIC", "AIV0", "AIV1"), ("S", "V", "M", "MTE1", "MTE2", "MTE3", "FIX")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Modelled cycles of the last launch of this thread (sim/src/cost.h): of its longest AI core, and how long each
+    (core, pipe) was busy, summed over the blocks of the launch."""
+
+    cycles: float
+    busy: dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,13 @@ class SimDriver(CDriver):
         raw = _Counters()
         self._checked_ext("last_counters", self._sim.last_counters(ct.byref(raw)))
         return Counters(*(getattr(raw, field[0]) for field in _Counters._fields_))
+
+    def timeline(self) -> Timeline:
+        """Modelled timeline of this thread's last launch."""
+        cycles, busy = ct.c_double(), (ct.c_double * (len(CORES) * len(PIPES)))()
+        self._checked_ext("last_timeline", self._sim.last_timeline(ct.byref(cycles), busy))
+        names = [(core, pipe) for core in CORES for pipe in PIPES]
+        return Timeline(cycles.value, dict(zip(names, busy, strict=True)))
 
     def warnings(self) -> list[str]:
         """Remarks on this thread's last launch, such as cross-core flags left with credits."""

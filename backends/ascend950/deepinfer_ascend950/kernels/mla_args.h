@@ -7,7 +7,7 @@
 #include "deepinfer.h"
 
 enum MlaMode : int32_t { MLA_SPARSE = 0, MLA_DENSE = 1, MLA_DENSE_CAUSAL = 2 };
-enum MlaKind : int32_t { ROWS_BF16 = 0, ROWS_FP8 = 1, ROWS_FP4 = 2 };
+enum MlaKind : int32_t { ROWS_BF16 = 0, ROWS_FP8 = 1, ROWS_FP4 = 2, ROWS_F32 = 3 };
 enum MlaScale : int32_t { SCALE_F32 = 0, SCALE_UE8M0 = 1, SCALE_E4M3 = 2 };
 
 // One pool of rows. A row comes in up to three pieces: `len` bytes at block + off + place * pitch go to byte `to` of the

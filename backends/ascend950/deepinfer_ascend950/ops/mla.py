@@ -45,9 +45,9 @@ def _up(value: int, to: int) -> int:
     return -(-value // to) * to
 
 
-def plain_rows(width: int, pitch: int) -> Rows:
-    """Rows of bf16 that lie `pitch` bytes apart."""
-    return Rows(((0, pitch, width * 2, 0),), 0, 0, 0, 0, 0, 0, 0, _up(width * 2, 32))
+def plain_rows(width: int, pitch: int, size: int = 2) -> Rows:
+    """Rows of bf16 (size 2) or float32 (size 4) that lie `pitch` bytes apart."""
+    return Rows(((0, pitch, width * size, 0),), 3 if size == 4 else 0, 0, 0, 0, 0, 0, 0, _up(width * size, 32))
 
 
 def coded_rows(layout: Layout, page: int, pitch: int) -> Rows:
@@ -129,13 +129,18 @@ class Pool:
         )
 
 
+def cache_rows(cache: torch.Tensor, name: str) -> Rows:
+    """Rows of a paged cache [blocks, page, ...] in format `name`."""
+    layout, size = LAYOUTS[name], cache.element_size()
+    pitch = cache.stride(1) * size
+    return coded_rows(layout, cache.shape[1], pitch) if layout.quantised else plain_rows(cache.shape[2], pitch, size)
+
+
 def paged_pool(cache: torch.Tensor, name: str, index: torch.Tensor, length: torch.Tensor | None, topk: int) -> Pool:
     """A paged cache [blocks, page, ...] in format `name`."""
-    layout, size = LAYOUTS[name], cache.element_size()
-    blocks, page, width = cache.shape
-    pitch = cache.stride(1) * size
-    rows = coded_rows(layout, page, pitch) if layout.quantised else plain_rows(width, pitch)
-    return Pool(cache, index, length, rows, page, blocks * page, cache.stride(0) * size, topk)
+    blocks, page, _ = cache.shape
+    stride = cache.stride(0) * cache.element_size()
+    return Pool(cache, index, length, cache_rows(cache, name), page, blocks * page, stride, topk)
 
 
 def mla_arguments(

@@ -20,7 +20,16 @@ from deepinfer_ascend950.toolchain.sources import PACKAGE, SIM_INCLUDE
 
 NAME = "libdeepinfer_ascend950_sim.so"
 SOURCES = PACKAGE / "sim" / "src"
-FLAGS = ("-std=c++20", "-O2", "-fno-strict-aliasing", "-Wall", "-Wextra", "-fPIC", "-shared")
+FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-fno-strict-aliasing",
+    "-fno-semantic-interposition",
+    "-Wall",
+    "-Wextra",
+    "-fPIC",
+    "-shared",
+)
 
 
 def _abi_include() -> Path:

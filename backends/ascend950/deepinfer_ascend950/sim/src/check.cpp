@@ -15,8 +15,9 @@ uint32_t global_actor() {
 }
 
 bool before(const Access& a, const Clock& clk) {
+    const uint32_t own = a.actor - 1 - static_cast<uint32_t>(g.core->block->global * kActors);
+    if (own < kActors) return clk.t[own] >= a.epoch;  // an actor of this block
     const int block = static_cast<int>(a.actor - 1) / kActors, actor = static_cast<int>(a.actor - 1) % kActors;
-    if (block == g.core->block->global) return clk.t[actor] >= a.epoch;
     const size_t first = static_cast<size_t>(block) * kActors;
     if (!clk.remote || clk.remote->size() < first + kActors) return false;
     const Block& b = *g.sched->blocks[static_cast<size_t>(block)];
@@ -41,14 +42,16 @@ std::string who(const Access& a) {
     stop(std::string("race: ") + kind + " on " + mem + " offset " + std::to_string(offset) + ": nothing orders it after " + who(other));
 }
 
-void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32_t actor, uint32_t loc, const char* mem, uint64_t offset) {
-    const uint32_t epoch = clk.t[g.core->actor(g.pipe)];
+inline void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32_t epoch, uint32_t actor, uint32_t loc, const char* mem, uint64_t offset) {
     if (r.w.actor && r.w.actor != actor && (r.w.mask & mask) && !before(r.w, clk))
         race(write ? "write after write" : "read after write", mem, offset, r.w);
     if (!write) {
         Access* slot = nullptr;
         for (Access& a : r.r)
-            if (a.actor == actor) slot = &a;
+            if (a.actor == actor) {
+                slot = &a;
+                break;
+            }
         if (!slot)
             for (Access& a : r.r)
                 if (!a.actor || before(a, clk)) slot = &a;
@@ -68,7 +71,7 @@ void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32_t acto
 }
 
 template <class F>
-void granules(uint64_t offset, uint64_t bytes, F f) {
+inline void granules(uint64_t offset, uint64_t bytes, F f) {
     const uint64_t end = offset + bytes;
     for (uint64_t at = offset; at < end;) {
         const uint64_t i = at / kGranule, stop_at = std::min(end, (i + 1) * kGranule);
@@ -93,16 +96,15 @@ void limit(const char* arg, uint64_t value, uint64_t low, uint64_t high) {
 }
 
 void track_local(Memory& m, uint32_t offset, uint32_t bytes, bool write) {
-    if (write) m.high = std::max(m.high, (offset + bytes + kGranule - 1) / kGranule * kGranule);
+    m.touch(offset, bytes);
     if (!g.sched->options.race) {
         if (write) mark_init(m, offset, bytes);
         return;
     }
-    if (write || offset + bytes > m.high) m.high = std::max(m.high, std::min(m.size, (offset + bytes + 31) / 32 * 32));
     const Clock& clk = now();
-    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc);
+    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc), epoch = clk.t[g.core->actor(g.pipe)];
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) {
-        visit(m.shadow[i], mask, write, clk, actor, loc, m.name, i * kGranule);
+        visit(m.shadow[i], mask, write, clk, epoch, actor, loc, m.name, i * kGranule);
     });
 }
 
@@ -119,6 +121,7 @@ unsigned char* local(Memory& m, const void* p, uint64_t bytes, uint32_t align, b
 }
 
 void mark_init(Memory& m, uint32_t offset, uint32_t bytes) {
+    m.touch(offset, bytes);
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) { m.shadow[i].init |= mask; });
 }
 
@@ -142,7 +145,7 @@ void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uin
 // Races in global memory: over the buffers that some launch of the group may write.
 static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
     const Clock& clk = now();
-    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc);
+    const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc), epoch = clk.t[g.core->actor(g.pipe)];
     for (Span& s : g.sched->tracked) {
         const uintptr_t low = std::max(a, s.base), high = std::min(a + bytes, s.base + s.size);
         if (low >= high) continue;
@@ -152,7 +155,7 @@ static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
             if (!s.shadow) throw std::bad_alloc();
         }
         granules(low - origin, high - low, [&](uint64_t i, uint32_t mask) {
-            visit(s.shadow[i], mask, write, clk, actor, loc, "global memory", i * kGranule);
+            visit(s.shadow[i], mask, write, clk, epoch, actor, loc, "global memory", i * kGranule);
         });
     }
 }

@@ -19,10 +19,12 @@ using Remote = std::vector<uint32_t>;
 
 struct Clock {
     uint32_t t[kActors] = {};
+    double time = 0;  // modelled cycles at which everything known here is over (cost.h)
     std::shared_ptr<const Remote> remote;
 
     void join(const Clock& o) {
         for (int i = 0; i < kActors; ++i) t[i] = t[i] > o.t[i] ? t[i] : o.t[i];
+        time = time > o.time ? time : o.time;
         if (o.remote && o.remote != remote) join_remote(o.remote);
     }
     void join_remote(const std::shared_ptr<const Remote>& o) {

@@ -24,7 +24,7 @@ void gm2l1(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t sr
         for (uint32_t i = 0; i < count; ++i) {
             unsigned char* d = local(l1, static_cast<unsigned char*>(dst) + i * dst_stride, len, 32, true);
             std::memcpy(d, gm(static_cast<const unsigned char*>(src) + i * src_stride, len, false), len);
-            g.sched->counters.bytes[kMte2] += len;
+            moved(kMte2, len, cost::kGmAic);
         }
     });
 }
@@ -67,7 +67,7 @@ void nd2nz(void* dst, const void* src, uint64_t row_stride, uint32_t n, uint32_t
                     if (cols < c0) std::memset(t + cols * esize, 0, 32 - cols * esize);
                 }
             }
-            g.sched->counters.bytes[kMte2] += static_cast<uint64_t>(n) * d * esize;
+            moved(kMte2, static_cast<uint64_t>(n) * d * esize, cost::kGmAic);
         }
     });
 }
@@ -102,7 +102,7 @@ void l12l0(bool b, void* dst, const void* src, uint32_t m0, uint32_t k0, uint32_
         const auto* base = static_cast<const unsigned char*>(src) + (static_cast<int64_t>(k0) * step + m0) * 512;
         if (static_cast<unsigned char*>(dst) >= l0.base && l0.offset(dst) % 512) stop(std::string(l0.name) + " offset must be a multiple of 512");
         auto fractal = [&](uint32_t mb, uint32_t kb) { return base + (static_cast<int64_t>(kb) * src_stride + mb) * 512; };
-        g.sched->counters.bytes[kMte1] += static_cast<uint64_t>(m_step) * k_step * 512;
+        moved(kMte1, static_cast<uint64_t>(m_step) * k_step * 512, cost::kL1ToL0);
         if (!transpose) {
             for (uint32_t kb = 0; kb < k_step; ++kb)
                 for (uint32_t mb = 0; mb < m_step; ++mb) {
@@ -116,11 +116,24 @@ void l12l0(bool b, void* dst, const void* src, uint32_t m0, uint32_t k0, uint32_
         const uint32_t c0 = 256 / bits, rows = m_step * 16, cols = k_step * c0;
         if (rows % c0) stop("m_step = " + std::to_string(m_step) + " must be a multiple of " + std::to_string(c0 / 16) + " for this element width");
         if (cols % 16) stop("k_step = " + std::to_string(k_step) + " must be a multiple of 2 for this element width");
+        bool written = true;  // every source byte
         for (uint32_t kb = 0; kb < k_step; ++kb)
-            for (uint32_t mb = 0; mb < m_step; ++mb) local(l1, fractal(mb, kb), 512, 32, false);
+            for (uint32_t mb = 0; mb < m_step; ++mb) {
+                const uint32_t first = l1.offset(local(l1, fractal(mb, kb), 512, 32, false)) / kGranule;
+                for (uint32_t i = 0; i < 512 / kGranule; ++i) written &= l1.shadow[first + i].init == 0xFFFFFFFFu;
+            }
         for (uint32_t rb = 0; rb < rows / c0; ++rb)
             for (uint32_t cb = 0; cb < cols / 16; ++cb) {
                 unsigned char* t = local(l0, static_cast<unsigned char*>(dst) + (static_cast<uint64_t>(rb) * dst_stride + cb) * 512, 512, 32, true);
+                if (bits == 16 && written) {
+                    const unsigned char* f = fractal(rb, cb);
+                    uint16_t in[256], out[256];
+                    std::memcpy(in, f, 512);
+                    for (int ci = 0; ci < 16; ++ci)
+                        for (int ri = 0; ri < 16; ++ri) out[ci * 16 + ri] = in[ri * 16 + ci];
+                    std::memcpy(t, out, 512);
+                    continue;
+                }
                 for (uint32_t ci = 0; ci < 16; ++ci) {
                     bool whole = true;
                     for (uint32_t ri = 0; ri < c0; ++ri) {
@@ -159,7 +172,7 @@ void l12l0_mx(bool b, uint64_t dst, const void* src, uint32_t x0, uint32_t y0, u
                 unsigned char* t = local(mx, out + (static_cast<uint64_t>(x) * dst_stride + y) * 32, 32, 32, true);
                 std::memcpy(t, f, 32);
                 copy_init(mx, mx.offset(t), l1, l1.offset(f), 32);
-                g.sched->counters.bytes[kMte1] += 32;
+                moved(kMte1, 32, cost::kL1ToL0);
             }
     });
 }

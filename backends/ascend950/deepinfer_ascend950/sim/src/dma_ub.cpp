@@ -84,7 +84,7 @@ void gm2ub(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t sr
             const unsigned char* f = gm(s, len, false);
             std::memcpy(t, f, len);
             if (!compact || i + 1 == count) std::memset(t + len, f[0], up32(len) - len);  // filler bytes are not defined
-            g.sched->counters.bytes[kMte2] += len;
+            moved(kMte2, len, cost::kGmAiv);
         }
     });
 }
@@ -100,7 +100,7 @@ void ub2gm(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t ds
             const unsigned char* from = local(ub, s, len, count > 1 && src_stride == len && i ? 1 : 32, false);
             require_init(ub, ub.offset(from), len, "asc_copy_ub2gm");
             write_gm(gm(static_cast<unsigned char*>(dst) + i * dst_stride, len, true), from, len, reg);
-            g.sched->counters.bytes[kMte3] += len;
+            moved(kMte3, len, cost::kGmAiv);
         }
     });
 }
@@ -121,7 +121,7 @@ void burst_in(Memory& to, unsigned char* d, const unsigned char* s, const AlignC
         p[i] = data ? from[i - left]
                     : constant ? reinterpret_cast<const unsigned char*>(&pad)[i % 8] : from[(i - left - c.len) % c.esize];
     }
-    g.sched->counters.bytes[kMte2] += c.len;
+    moved(kMte2, c.len, g.core->kind == 0 ? cost::kGmAic : cost::kGmAiv);
 }
 void align_in(Mem mem, const char* name, void* dst, const void* src, AlignCopy c, const uint32_t* loops, const uint64_t* s1,
               const uint64_t* s2, Loc loc) {
@@ -176,7 +176,7 @@ void ub2gm_align(void* dst, const void* src, AlignCopy c, Loc loc) {
                     const unsigned char* from = local(ub, s, c.len, compact && i ? 1 : 32, false);
                     require_init(ub, ub.offset(from), c.len, "asc_copy_ub2gm_align");
                     write_gm(gm(d, c.len, true), from, c.len, reg);
-                    g.sched->counters.bytes[kMte3] += c.len;
+                    moved(kMte3, c.len, cost::kGmAiv);
                 }
     });
 }
@@ -195,7 +195,7 @@ void blocks(int pipe, const char* name, Memory* to, Memory* from, void* dst, con
             unsigned char* t = local(*to, d, len, 32, true);
             std::memmove(t, f, len);
             copy_init(*to, to->offset(t), *from, from->offset(f), len);
-            g.sched->counters.bytes[pipe] += len;
+            moved(pipe, len, pipe == kV ? 256.0 : cost::kUbToL1);
         }
     });
 }

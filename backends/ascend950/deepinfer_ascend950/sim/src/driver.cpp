@@ -377,7 +377,12 @@ di_status counters(asc_sim_counters* out) {
 }
 const char* warnings() { return last_warnings.c_str(); }
 
-const asc_sim_extension kExtension{sizeof(asc_sim_extension), 0, set_option, get_option, counters, warnings, launch_group};
+di_status timeline(double* cycles, double* busy) {
+    *cycles = last_counters.cycles;
+    std::copy(last_counters.busy, last_counters.busy + kActors, busy);
+    return DI_OK;
+}
+const asc_sim_extension kExtension{sizeof(asc_sim_extension), 0, set_option, get_option, counters, warnings, launch_group, timeline};
 
 di_status extension(const char* name, const void** table) {
     if (std::strcmp(name, "ascend950.sim.v1") == 0) {

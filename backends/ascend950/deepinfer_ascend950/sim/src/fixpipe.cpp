@@ -177,7 +177,7 @@ void move(const FixArgs& a, const Registers& reg, Arena& arena) {
                     const uint32_t bytes = run * esize;
                     if (to) std::memcpy(local(*to, d, bytes, 1, true), row, bytes);
                     else write_gm(gm(d, bytes, true), row, bytes, reg);
-                    g.sched->counters.bytes[kFix] += bytes;
+                    moved(kFix, bytes, a.target == 0 ? cost::kFixToGm : (a.target == 2 ? cost::kFixToL1 : cost::kFixToUb) * (a.dual ? 2 : 1));
                     j += run;
                 }
         }

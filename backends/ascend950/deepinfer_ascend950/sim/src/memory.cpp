@@ -1,5 +1,6 @@
 #include "memory.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace asc_sim {
@@ -17,11 +18,13 @@ constexpr uint32_t kGap = 8192;  // unmapped by intent between two memories, so 
 }  // namespace
 
 void Memory::reset() {
-    const uint32_t n = high < size ? high : size;
-    std::memset(base, 0xFF, n);
-    const uint32_t granules = (n + kGranule - 1) / kGranule;
-    for (uint32_t i = 0; i < granules; ++i) shadow[i] = Record{};
-    high = 0;
+    for (uint32_t p = 0; p < touched.size(); ++p) {
+        if (!touched[p]) continue;
+        touched[p] = 0;
+        const uint32_t from = p * kPage, to = from + kPage < size ? from + kPage : size;
+        std::memset(base + from, 0xFF, to - from);
+        std::fill(shadow.begin() + from / kGranule, shadow.begin() + to / kGranule, Record{});
+    }
 }
 
 Arena::Arena() {
@@ -33,8 +36,9 @@ Arena::Arena() {
     auto* at = storage.data();
     at += 1024 - reinterpret_cast<uintptr_t>(at) % 1024;
     for (size_t i = 0; i < sizeof all / sizeof *all; ++i) {
-        *all[i] = Memory{at, plans[i].size, plans[i].usable, plans[i].name, {}, 0};
+        *all[i] = Memory{at, plans[i].size, plans[i].usable, plans[i].name, {}, {}};
         all[i]->shadow.resize(plans[i].size / kGranule);
+        all[i]->touched.assign((plans[i].size + kPage - 1) / kPage, 0);
         at += plans[i].size + kGap;
     }
     unit_flags.assign(kL0C.size / 512, 0);

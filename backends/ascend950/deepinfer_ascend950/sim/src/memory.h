@@ -23,7 +23,7 @@ struct Record {
     uint32_t vst = 0, vst_mask = 0;  // in-VF stores not yet ordered by a memory barrier
 };
 
-inline constexpr uint32_t kGranule = 32;
+inline constexpr uint32_t kGranule = 32, kPage = 2048;
 
 struct Memory {
     unsigned char* base = nullptr;
@@ -31,13 +31,16 @@ struct Memory {
     uint32_t usable = 0;  // bytes a kernel may use
     const char* name = "";
     std::vector<Record> shadow;
-    uint32_t high = 0;  // bytes that may differ from the poison
+    std::vector<uint8_t> touched;  // per page: bytes or records may differ from the state after reset
 
     bool holds(const void* p) const {
         const auto* c = static_cast<const unsigned char*>(p);
         return c >= base && c < base + size;
     }
     uint32_t offset(const void* p) const { return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - base); }
+    void touch(uint32_t at, uint32_t bytes) {
+        for (uint32_t p = at / kPage; p <= (at + (bytes ? bytes - 1 : 0)) / kPage && p < touched.size(); ++p) touched[p] = 1;
+    }
     void reset();
 };
 

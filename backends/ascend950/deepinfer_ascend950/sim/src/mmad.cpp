@@ -86,6 +86,12 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
             const unsigned char* p = p0 + (static_cast<uint64_t>(kb) * rb_n + row / 16) * 512 + (row % 16) * 32;
             require_init(m, m.offset(p), bytes, role);
             float* o = out.v.data() + static_cast<size_t>(row) * k + static_cast<size_t>(kb) * c0;
+            if (e == Elem::bf16 && kk == 16) {
+                uint16_t b[16];
+                std::memcpy(b, p, 32);
+                for (int i = 0; i < 16; ++i) o[i] = bits_float(static_cast<uint32_t>(b[i]) << 16);
+                continue;
+            }
             for (uint32_t i = 0; i < kk; ++i) o[i] = element(p, i, e, r);
         }
     }
@@ -108,7 +114,22 @@ std::vector<float> read_scales(Memory& mx, Memory& l0, const void* operand, uint
 template <class Acc>
 void load_c(Acc* acc, const unsigned char* block, uint32_t row) { std::memcpy(acc, block + row * 64, 64); }
 
+// Wide vectors where the machine has them; without fused multiply-add every clone rounds alike.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define ASC_SIM_CLONES __attribute__((target_clones("avx2", "default"), optimize("O3")))
+#else
+#define ASC_SIM_CLONES
+#endif
 // Plain product of one 16-column block; B is [k][16].
+ASC_SIM_CLONES void row_block(float* acc, const float* a, const float* b, uint32_t k) {
+    float sum[16];
+    for (int j = 0; j < 16; ++j) sum[j] = acc[j];
+    for (uint32_t i = 0; i < k; ++i) {
+        const float x = a[i];
+        for (int j = 0; j < 16; ++j) sum[j] += x * b[16 * i + static_cast<uint32_t>(j)];
+    }
+    for (int j = 0; j < 16; ++j) acc[j] = sum[j];
+}
 template <class Acc>
 void row_block(Acc* acc, const float* a, const float* b, uint32_t k) {
     for (uint32_t i = 0; i < k; ++i) {
@@ -182,6 +203,7 @@ void compute(const MmadArgs& a, const Registers& reg) {
         }
     }
     g.sched->counters.macs += static_cast<uint64_t>(a.m) * a.n * a.k;
+    g.sched->spent += cost::cube_cycles(a.m, a.k, a.n, bits_of_elem(a.ea));
 }
 }  // namespace
 

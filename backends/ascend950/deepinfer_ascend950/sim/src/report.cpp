@@ -41,10 +41,12 @@ void fail(const char* what, const char* detail, Loc loc) {
 }
 
 uint32_t Scheduler::loc_id(Loc loc) {
+    auto& seen = recent[static_cast<uint32_t>(loc.line) % 64];
+    if (seen.line == loc.line && seen.file == loc.file) return seen.id;
     const auto key = std::make_pair(loc.file, loc.line);
-    if (locs.back() == key) return static_cast<uint32_t>(locs.size() - 1);
     auto [it, fresh] = loc_index.try_emplace(key, static_cast<uint32_t>(locs.size()));
     if (fresh) locs.push_back(key);
+    seen = {loc.file, loc.line, it->second};
     return it->second;
 }
 

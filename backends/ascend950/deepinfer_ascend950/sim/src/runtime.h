@@ -7,7 +7,6 @@
 #include <ucontext.h>
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "asc_sim/core.h"
+#include "cost.h"
 #include "memory.h"
 
 namespace asc_sim {
@@ -30,13 +30,40 @@ struct SimError : std::runtime_error {
 int pipe_index(int pipe, const char* what, Loc loc);  // pipe_t -> 0..6
 const char* pipe_name(int index);
 
+// A queue that owns no memory while it has never held anything: a launch makes thousands of them.
+template <class T>
+class Fifo {
+public:
+    bool empty() const { return head_ == items_.size(); }
+    size_t size() const { return items_.size() - head_; }
+    T& front() { return items_[head_]; }
+    const T& front() const { return items_[head_]; }
+    void push_back(T item) { items_.push_back(std::move(item)); }
+    void pop_front() {
+        items_[head_++] = T();
+        if (head_ == items_.size()) {
+            items_.clear();
+            head_ = 0;
+        } else if (head_ >= 256 && head_ * 2 > items_.size()) {
+            items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
+            head_ = 0;
+        }
+    }
+    auto begin() { return items_.begin() + static_cast<ptrdiff_t>(head_); }
+    auto end() { return items_.end(); }
+
+private:
+    std::vector<T> items_;
+    size_t head_ = 0;
+};
+
 struct Event {
     bool set = false;
     Clock clock;
     Loc loc{"", 0};
 };
 struct Counter {
-    std::deque<Clock> pending;  // one clock per credit; at most 15
+    Fifo<Clock> pending;  // one clock per credit; at most 15
 };
 
 enum class Kind : uint8_t { Op, SetFlag, WaitFlag, GetBuf, RlsBuf, CrossSet, CrossWait, Barrier };
@@ -54,7 +81,7 @@ struct Item {
 
 struct Pipe {
     Clock clock;
-    std::deque<Item> queue;
+    Fifo<Item> queue;
 };
 
 struct Core;
@@ -99,15 +126,21 @@ struct Core {
     Clock scalar;
     Fiber fiber;
     Registers reg;
-    Event flags[kPipes][kPipes][8];
+    std::unique_ptr<Event[]> flags;  // kPipes x kPipes x 8, made when the first one is used
     uint32_t rls_issued[32] = {}, rls_done[32] = {}, open[32] = {};
     int open_pipe[32] = {};
     Clock buf_clock[32];
     Counter counters[32];
     uint32_t vf_epoch = 0;
     bool in_vf = false, implicit_vf = false;
+    double alu = 0, loads = 0, stores = 0;  // of the vector function that runs
+    double busy[kPipes] = {};               // modelled cycles
     uint64_t cycles = 0;
     uint32_t mmad_addr = 0xFFFFFFFF;
+    Event& flag(int src, int dst, int id) {
+        if (!flags) flags = std::make_unique<Event[]>(kPipes * kPipes * 8);
+        return flags[static_cast<size_t>((src * kPipes + dst) * 8 + id)];
+    }
     int aiv() const { return kind == 2 ? 1 : 0; }
     int actor(int pipe) const { return kind * kPipes + pipe; }
     const char* name() const { return kind == 0 ? "AIC" : kind == 1 ? "AIV0" : "AIV1"; }
@@ -115,7 +148,7 @@ struct Core {
 
 // Members of a group arrive one by one; when all have, everybody gets one credit.
 struct Rendezvous {
-    std::vector<std::deque<Clock>> arrived;
+    std::vector<Fifo<Clock>> arrived;  // sized by the first arrival
 };
 
 struct Block {
@@ -160,6 +193,7 @@ struct Launch {
 
 struct Counters {
     uint64_t ops[kPipes] = {}, bytes[kPipes] = {}, macs = 0, vf = 0, races = 0;
+    double cycles = 0, busy[kActors] = {};  // modelled: of the longest AI core; per (core, pipe), summed over blocks
 };
 
 class Scheduler {
@@ -173,6 +207,8 @@ public:
     std::vector<std::unique_ptr<Arena>> free_arenas;
     Options options;
     Counters counters;
+    double spent = 0;  // modelled cycles of the instruction being executed
+    std::vector<double> core_cycles;  // per AI core of a device
     std::map<uintptr_t, Clock> sync_words;  // words written by asc_store_dev: a reader is ordered after the writer
     std::vector<Span> tracked;  // union of the writable spans of all launches: two ranks may map the same memory
     std::vector<std::string> warnings;
@@ -183,6 +219,7 @@ public:
     std::exception_ptr error;
     std::vector<std::pair<const char*, int>> locs{{"", 0}};
     std::map<std::pair<const char*, int>, uint32_t> loc_index;
+    struct { const char* file = nullptr; int line = 0; uint32_t id = 0; } recent[64];  // places seen lately
 
     // --- called by instructions of the running core -----------------------------------------------------------
     void block_fiber(Core& c, const char* why, Loc loc, std::function<bool()> wake, int a = -1, int b = -1, int id = -1);
@@ -215,6 +252,18 @@ struct Exec {
 };
 extern thread_local Exec g;
 
+// Accounts for bytes that the executing instruction moves on `pipe` at `rate` bytes per cycle.
+inline void moved(int pipe, uint64_t bytes, double rate) {
+    g.sched->counters.bytes[pipe] += bytes;
+    g.sched->spent += static_cast<double>(bytes) / rate;
+}
+// What the instruction cost goes to its pipe.
+inline void settle_cost(Core& c, int pipe) {
+    c.pipes[pipe].clock.time += g.sched->spent;
+    c.busy[pipe] += g.sched->spent;
+    g.sched->spent = 0;
+}
+
 std::string where(const Core& c, int pipe, const char* name, Loc loc);
 [[noreturn]] void stop(const std::string& what);  // adds the place of the executing instruction
 
@@ -233,6 +282,7 @@ inline void issue(int pipe, const char* name, Loc loc, F f, std::function<bool()
         ++g.sched->counters.ops[pipe];
         f();
         g = saved;
+        settle_cost(c, pipe);
         return;
     }
     Item item;

@@ -14,6 +14,9 @@
 namespace asc_sim {
 
 thread_local Exec g;
+// Memories of AI cores in the state after reset, for later launches of this thread: making one costs megabytes of pages.
+static thread_local std::vector<std::unique_ptr<Arena>> arena_pool;
+constexpr size_t kPooled = 4;
 void fiber_start(Core& c, Scheduler& s);
 void fiber_free(Core& c);
 
@@ -40,20 +43,18 @@ Scheduler::Scheduler(std::vector<std::unique_ptr<Launch>> l, const Options& o)
             b->launch = launch.get();
             b->index = static_cast<int>(i);
             b->global = static_cast<int>(blocks.size());
-            for (auto& r : b->sub) r.arrived.resize(launch->kernel->aiv);
-            for (auto& r : b->main) r.arrived.resize(launch->kernel->aiv);
             launch->blocks.push_back(b.get());
             blocks.push_back(std::move(b));
         }
         for (const Span& s : launch->spans)
             if (s.writable) tracked.push_back(s);
-        for (auto& r : launch->inter_aic) r.arrived.resize(launch->grid);
-        for (auto& r : launch->inter_aiv) r.arrived.resize(launch->grid * launch->kernel->aiv);
     }
     tracked = merge_spans(std::move(tracked));
 }
 
 Scheduler::~Scheduler() {
+    for (auto& a : free_arenas)
+        if (arena_pool.size() < kPooled) arena_pool.push_back(std::move(a));
     for (auto& s : tracked) std::free(s.shadow);
     for (auto& b : blocks)
         for (auto& c : b->cores) {
@@ -80,6 +81,10 @@ bool Scheduler::start_block() {
             continue;
         }
         ++next_block;
+        if (free_arenas.empty() && !arena_pool.empty()) {
+            free_arenas.push_back(std::move(arena_pool.back()));
+            arena_pool.pop_back();
+        }
         if (free_arenas.empty()) {
             b.arena = std::make_unique<Arena>();
         } else {
@@ -151,11 +156,12 @@ bool Scheduler::exec(Core& c, int pipe, Item& item) {
             } else {
                 ++counters.ops[pipe];
                 item.run();
+                settle_cost(c, pipe);
             }
             return true;
         case Kind::SetFlag: {
             begin();
-            Event& e = c.flags[item.a][item.b][item.c];
+            Event& e = c.flag(item.a, item.b, item.c);
             if (e.set)
                 stop("flag " + std::string(pipe_name(item.a)) + "->" + pipe_name(item.b) + " id " + std::to_string(item.c) +
                      " is set twice without a wait (first set at " + e.loc.file + ":" + std::to_string(e.loc.line) + ")");
@@ -165,7 +171,7 @@ bool Scheduler::exec(Core& c, int pipe, Item& item) {
             return true;
         }
         case Kind::WaitFlag: {
-            Event& e = c.flags[item.a][item.b][item.c];
+            Event& e = c.flag(item.a, item.b, item.c);
             if (!e.set) return false;
             p.clock.join(item.issue);
             p.clock.join(e.clock);
@@ -227,6 +233,18 @@ bool Scheduler::step_block(Block& b) {
 
 void Scheduler::retire(Block& b) {
     check_leftovers(b);
+    double end = 0;
+    for (Core& c : b.cores) {
+        end = std::max(end, c.scalar.time);
+        for (int p = 0; p < kPipes; ++p) {
+            end = std::max(end, c.pipes[p].clock.time);
+            counters.busy[c.actor(p)] += c.busy[p];
+        }
+    }
+    core_cycles.resize(options.ai_cores);
+    double& total = core_cycles[static_cast<size_t>(b.index) % core_cycles.size()];
+    total += end;
+    counters.cycles = std::max(counters.cycles, total);
     b.finished = true;
     b.active = false;
     b.arena->reset();
@@ -237,11 +255,11 @@ void Scheduler::retire(Block& b) {
 void Scheduler::check_leftovers(Block& b) {
     for (Core& c : b.cores) {
         g = Exec{this, &c, 0, "end of kernel", Loc{"", 0}};
-        for (int s = 0; s < kPipes; ++s)
+        for (int s = 0; s < kPipes && c.flags; ++s)
             for (int d = 0; d < kPipes; ++d)
                 for (int i = 0; i < 8; ++i)
-                    if (c.flags[s][d][i].set) {
-                        g.loc = c.flags[s][d][i].loc;
+                    if (c.flag(s, d, i).set) {
+                        g.loc = c.flag(s, d, i).loc;
                         stop("flag " + std::string(pipe_name(s)) + "->" + pipe_name(d) + " id " + std::to_string(i) +
                              " is still set when the kernel ends: a set_flag without its wait_flag");
                     }

@@ -55,7 +55,10 @@ void set_atomic(int op, int type) {
     core().reg.atomic_type = type;
 }
 void reset_state(Loc) { core().reg = Registers{}; }
-bool flush_subnormals() { return g.sched && g.sched->options.ftz; }
+bool flush() { return g.sched && g.sched->options.ftz; }
+void alu_op() {
+    if (g.core) ++g.core->alu;
+}
 void trap(Loc loc) { fail("trap", "the kernel stopped itself", loc); }
 int64_t cycle(Loc) { return static_cast<int64_t>(core().cycles += 50); }
 
@@ -66,7 +69,7 @@ void sync_set(int src, int dst, int id, Loc loc) {
     pipe_legal(c, d, "set_flag", loc);
     event_id(id, "set_flag", loc);
     if (s != 0) return enqueue(c, s, sync_item(Kind::SetFlag, "set_flag", loc, s, d, id));
-    Event& e = c.flags[s][d][id];
+    Event& e = c.flag(s, d, id);
     if (e.set) fail("set_flag", ("flag S->" + std::string(pipe_name(d)) + " id " + std::to_string(id) + " is set twice without a wait").c_str(), loc);
     ++c.scalar.t[c.actor(0)];
     e.set = true;
@@ -81,7 +84,7 @@ void sync_wait(int src, int dst, int id, Loc loc) {
     pipe_legal(c, d, "wait_flag", loc);
     event_id(id, "wait_flag", loc);
     if (d != 0) return enqueue(c, d, sync_item(Kind::WaitFlag, "wait_flag", loc, s, d, id));
-    Event& e = c.flags[s][d][id];
+    Event& e = c.flag(s, d, id);
     g.sched->block_fiber(c, "wait_flag", loc, [&e] { return e.set; }, s, d, id);
     c.scalar.join(e.clock);
     e.set = false;
@@ -183,10 +186,12 @@ void Scheduler::deliver(Core& c, int id, const Clock& clock, Loc) {
         if (c.kind == 0) {
             for (uint32_t i = 0; i < b.launch->kernel->aiv; ++i) credit(b.cores[1 + i], flag, clock);
         } else {
+            if (b.main[flag].arrived.empty()) b.main[flag].arrived.resize(b.launch->kernel->aiv);
             b.main[flag].arrived[static_cast<size_t>(c.aiv())].push_back(clock);
             if (complete(b.main[flag])) credit(b.cores[0], flag, take(b.main[flag]));
         }
     } else if (mode == 1) {
+        if (b.sub[flag].arrived.empty()) b.sub[flag].arrived.resize(b.launch->kernel->aiv);
         b.sub[flag].arrived[static_cast<size_t>(c.aiv())].push_back(clock);
         if (complete(b.sub[flag])) {
             const Clock j = take(b.sub[flag]);
@@ -198,6 +203,7 @@ void Scheduler::deliver(Core& c, int id, const Clock& clock, Loc) {
         const size_t member = c.kind == 0 ? static_cast<size_t>(b.index)
                                           : static_cast<size_t>(b.index) * l.kernel->aiv + static_cast<size_t>(c.aiv());
         Clock out = release(c, g.pipe, clock);
+        if (r.arrived.empty()) r.arrived.resize(c.kind == 0 ? l.grid : static_cast<size_t>(l.grid) * l.kernel->aiv);
         r.arrived[member].push_back(out);
         if (complete(r)) {
             const Clock j = take(r);
@@ -267,12 +273,16 @@ void vf_enter(const char* name, Loc loc) {
     g.name = name;
     g.loc = loc;
     c.in_vf = true;
+    c.alu = c.loads = c.stores = 0;
     ++c.vf_epoch;
     ++g.sched->counters.vf;
     ++g.sched->counters.ops[1];
 }
 void vf_leave() {
-    g.core->in_vf = false;
+    Core& c = *g.core;
+    c.in_vf = false;
+    g.sched->spent = cost::vector_cycles(c.alu, c.loads, c.stores);
+    settle_cost(c, 1);
     g.pipe = 0;
 }
 void vf_push(Closure* closure, const char* name, Loc loc) {
@@ -287,8 +297,9 @@ void vf_mem_bar(int kind, Loc) {
     if (kind == VST_VLD || kind == VV_ALL) ++core().vf_epoch;
 }
 
-void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc) {
+void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc, double slots) {
     Core& c = core();
+    (write ? c.stores : c.loads) += slots;
     if (!c.in_vf) {  // a vector function called directly: wait for the pipe, then run as part of it
         Pipe& q = c.pipes[1];
         g.sched->block_fiber(c, "a directly called vector function waits for the vector pipe", loc, [&q] { return q.queue.empty(); }, 1, 1);

@@ -23,7 +23,8 @@ unsigned char* mem_base(Mem m);
 [[noreturn]] void fail(const char* what, const char* detail, Loc loc);
 
 // Checked access to UB from inside a vector function; returns the address to use.
-void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc);
+// `slots` is how many load or store instructions the access counts as in the cost model (0 for the rest of one).
+void ub_touch(const void* p, uint32_t bytes, uint32_t align, bool write, const char* what, Loc loc, double slots = 1);
 void vf_mem_bar(int kind, Loc loc);
 
 // True when the vector pipe is free and the function may run inline between vf_enter and vf_leave.
@@ -31,7 +32,8 @@ bool vf_inline(const char* name, Loc loc);
 void vf_enter(const char* name, Loc loc);
 void vf_leave();
 void vf_push(Closure* c, const char* name, Loc loc);
-bool flush_subnormals();
+void alu_op();  // counts one arithmetic instruction for the cost model
+bool flush();   // whether the launch flushes subnormal results to zero
 
 // Scalar access to global memory (checked against the spans of the launch, seen by the race checker).
 void gm_touch(const void* p, uint32_t bytes, bool write, Loc loc);

@@ -36,6 +36,9 @@ typedef struct asc_sim_extension {
     const char* (*last_warnings)(void);
     /* All launches run at once under one scheduler; the race checker sees across them. */
     di_status (*launch_group)(const asc_sim_launch* launches, uint32_t count);
+    /* Modelled cycles of this thread's last launch (clock "model"): of the longest AI core, and busy cycles summed over
+     * blocks per core (AIC, AIV0, AIV1) and pipe (S V M MTE1 MTE2 MTE3 FIX): 21 numbers. */
+    di_status (*last_timeline)(double* cycles, double* busy);
 } asc_sim_extension;
 
 #ifdef __cplusplus

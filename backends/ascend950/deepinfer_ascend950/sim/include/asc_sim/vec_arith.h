@@ -14,13 +14,6 @@ template <class T>
 inline Wide<T> wide(T x) {
     return static_cast<Wide<T>>(x);
 }
-template <class T>
-inline T ftz(T x) {
-    if constexpr (std::is_same_v<T, float>) {
-        if (flush_subnormals() && x != 0.0f && std::fabs(x) < 1.17549435e-38f) return std::copysign(0.0f, x);
-    }
-    return x;
-}
 // Integer arithmetic wraps; going through unsigned keeps that defined.
 template <class T, class F>
 inline T wrap(F f, T a, T b) {
@@ -55,9 +48,9 @@ inline T fmin_dev(T a, T b) {
 #define ASC_BINARY(name, expr)                                                                                    \
     template <class T>                                                                                            \
     inline void name(asc_vector<T>& dst, asc_vector<T> src0, asc_vector<T> src1, vector_bool mask) {              \
-        asc_sim::each(dst, mask, [&](int i) {                                                                     \
+        asc_sim::each_ftz(dst, mask, [&](int i) {                                                                     \
             const T a = src0.v[i], b = src1.v[i];                                                                 \
-            return asc_sim::ftz<T>(expr);                                                                         \
+            return T(expr);                                                                         \
         });                                                                                                       \
     }                                                                                                             \
     template <class T>                                                                                            \
@@ -69,9 +62,9 @@ inline T fmin_dev(T a, T b) {
 #define ASC_SCALAR(name, expr)                                                                                    \
     template <class T>                                                                                            \
     inline void name(asc_vector<T>& dst, asc_vector<T> src, std::type_identity_t<T> value, vector_bool mask) {    \
-        asc_sim::each(dst, mask, [&](int i) {                                                                     \
+        asc_sim::each_ftz(dst, mask, [&](int i) {                                                                     \
             const T a = src.v[i], b = value;                                                                      \
-            return asc_sim::ftz<T>(expr);                                                                         \
+            return T(expr);                                                                         \
         });                                                                                                       \
     }                                                                                                             \
     template <class T>                                                                                            \
@@ -83,9 +76,9 @@ inline T fmin_dev(T a, T b) {
 #define ASC_UNARY(name, expr)                                                                                     \
     template <class T>                                                                                            \
     inline void name(asc_vector<T>& dst, asc_vector<T> src, vector_bool mask) {                                   \
-        asc_sim::each(dst, mask, [&](int i) {                                                                     \
+        asc_sim::each_ftz(dst, mask, [&](int i) {                                                                     \
             const T a = src.v[i];                                                                                 \
-            return asc_sim::ftz<T>(expr);                                                                         \
+            return T(expr);                                                                         \
         });                                                                                                       \
     }                                                                                                             \
     template <class T>                                                                                            \
@@ -115,7 +108,7 @@ ASC_UNARY(asc_sqrt, T(std::sqrt(static_cast<float>(a))))
 
 // dst = exp(src0 - src1).
 inline void asc_exp_sub(vector_float& dst, vector_float src0, vector_float src1, vector_bool mask) {
-    asc_sim::each(dst, mask, [&](int i) { return asc_sim::ftz(std::exp(src0.v[i] - src1.v[i])); });
+    asc_sim::each_ftz(dst, mask, [&](int i) { return std::exp(src0.v[i] - src1.v[i]); });
 }
 inline vector_float asc_exp_sub(vector_float src0, vector_float src1, vector_bool mask) {
     vector_float d;

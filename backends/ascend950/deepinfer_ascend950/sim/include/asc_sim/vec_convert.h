@@ -59,6 +59,7 @@ template <class N, class W, class F>
 inline void narrow(asc_vector<N>& dst, const asc_vector<W>& src, const vector_bool& m, int part, F f) {
     constexpr int step = static_cast<int>(sizeof(W) / sizeof(N));
     asc_vector<N> r;
+    alu_op();
     std::memset(r.v, 0, 256);
     for (int i = 0; i < asc_vector<W>::lanes; ++i)
         if (lane(m, i, sizeof(W))) r.v[step * i + part] = f(src.v[i]);
@@ -75,6 +76,7 @@ inline void widen4(vector_bfloat16_t& dst, const asc_vector<N>& src, const vecto
 template <class N>
 inline void narrow4(asc_vector<N>& dst, const vector_bfloat16_t& src, const vector_bool& m, int part, Format f, Round r) {
     asc_vector<N> out;
+    alu_op();
     std::memset(out.v, 0, 256);
     for (int i = 0; i < 128; ++i) {
         if (!lane(m, i, 2)) continue;

@@ -80,7 +80,7 @@ inline void load_strided(asc_vector<T>& d, const T* p, uint32_t block_stride, co
         char* to = reinterpret_cast<char*>(d.v) + 32 * b;
         const char* from = reinterpret_cast<const char*>(p) + 32 * static_cast<size_t>(block_stride) * b;
         if (on) {
-            ub_touch(from, 32, 32, false, "asc_loadalign (datablock strided)", loc);
+            ub_touch(from, 32, 32, false, "asc_loadalign (datablock strided)", loc, 0.125);
             std::memcpy(to, from, 32);
         } else {
             std::memset(to, 0, 32);
@@ -206,14 +206,14 @@ template <class T, class I>
 inline void asc_gather(asc_vector<T>& dst, T* src, asc_vector<I> index, vector_bool mask, ASC_LOC) {
     static_assert(sizeof(I) == sizeof(T), "the index register must have as many lanes as the data register");
     asc_sim::each(dst, mask, [&](int i) {
-        asc_sim::ub_touch(src + index.v[i], sizeof(T), sizeof(T), false, "asc_gather", asc_loc);
+        asc_sim::ub_touch(src + index.v[i], sizeof(T), sizeof(T), false, "asc_gather", asc_loc, 0.125);
         return src[index.v[i]];
     });
 }
 // Bytes are gathered into 16-bit lanes.
 inline void asc_gather(vector_uint16_t& dst, uint8_t* src, vector_uint16_t index, vector_bool mask, ASC_LOC) {
     asc_sim::each(dst, mask, [&](int i) {
-        asc_sim::ub_touch(src + index.v[i], 1, 1, false, "asc_gather", asc_loc);
+        asc_sim::ub_touch(src + index.v[i], 1, 1, false, "asc_gather", asc_loc, 0.125);
         return src[index.v[i]];
     });
 }

@@ -46,6 +46,7 @@ inline void asc_shiftright_scalar(asc_vector<T>& dst, asc_vector<T> src, int16_t
     template <class T>                                                                                           \
     inline void name(vector_bool& dst, asc_vector<T> a, asc_vector<T> b, vector_bool mask) {                     \
         vector_bool r{};                                                                                         \
+        asc_sim::alu_op();                                                                                       \
         for (int i = 0; i < asc_vector<T>::lanes; ++i)                                                           \
             asc_sim::set_lane(r, i, sizeof(T),                                                                   \
                               asc_sim::lane(mask, i, sizeof(T)) && asc_sim::wide(a.v[i]) op asc_sim::wide(b.v[i])); \
@@ -60,6 +61,7 @@ inline void asc_shiftright_scalar(asc_vector<T>& dst, asc_vector<T> src, int16_t
     template <class T>                                                                                           \
     inline void name##_scalar(vector_bool& dst, asc_vector<T> a, std::type_identity_t<T> b, vector_bool mask) {  \
         vector_bool r{};                                                                                         \
+        asc_sim::alu_op();                                                                                       \
         for (int i = 0; i < asc_vector<T>::lanes; ++i)                                                           \
             asc_sim::set_lane(r, i, sizeof(T),                                                                   \
                               asc_sim::lane(mask, i, sizeof(T)) && asc_sim::wide(a.v[i]) op asc_sim::wide(b));   \
@@ -83,6 +85,7 @@ ASC_COMPARE(asc_ne, !=)
 template <class T>
 inline void asc_select(asc_vector<T>& dst, asc_vector<T> src0, asc_vector<T> src1, vector_bool mask) {
     asc_vector<T> r;
+    asc_sim::alu_op();
     for (int i = 0; i < asc_vector<T>::lanes; ++i) r.v[i] = asc_sim::lane(mask, i, sizeof(T)) ? src0.v[i] : src1.v[i];
     dst = r;
 }

@@ -50,6 +50,7 @@ template <class T>
 inline void asc_intlv(asc_vector<T>& dst0, asc_vector<T>& dst1, asc_vector<T> a, asc_vector<T> b, ASC_LOC) {
     if (&dst0 == &dst1) asc_sim::fail("asc_intlv", "dst0 and dst1 must be different registers", asc_loc);
     constexpr int h = asc_vector<T>::lanes / 2;
+    asc_sim::alu_op();
     for (int i = 0; i < h; ++i) {
         dst0.v[2 * i] = a.v[i];
         dst0.v[2 * i + 1] = b.v[i];
@@ -61,6 +62,7 @@ template <class T>
 inline void asc_deintlv(asc_vector<T>& dst0, asc_vector<T>& dst1, asc_vector<T> a, asc_vector<T> b, ASC_LOC) {
     if (&dst0 == &dst1) asc_sim::fail("asc_deintlv", "dst0 and dst1 must be different registers", asc_loc);
     constexpr int h = asc_vector<T>::lanes / 2;
+    asc_sim::alu_op();
     for (int i = 0; i < h; ++i) {
         dst0.v[i] = a.v[2 * i];
         dst1.v[i] = a.v[2 * i + 1];
@@ -76,6 +78,7 @@ inline void pack(asc_vector<D>& dst, const asc_vector<S>& src, bool high) {
     static_assert(sizeof(D) * 2 == sizeof(S));
     constexpr int n = asc_vector<S>::lanes;
     asc_vector<D> r;
+    alu_op();
     for (int i = 0; i < n; ++i) {
         r.v[(high ? n : 0) + i] = static_cast<D>(src.v[i]);
         r.v[(high ? 0 : n) + i] = D(0);
@@ -87,6 +90,7 @@ inline void unpack(asc_vector<D>& dst, const asc_vector<S>& src, bool high) {
     static_assert(sizeof(D) == 2 * sizeof(S));
     constexpr int n = asc_vector<D>::lanes;
     asc_vector<D> r;
+    alu_op();
     for (int i = 0; i < n; ++i) r.v[i] = static_cast<D>(src.v[(high ? n : 0) + i]);
     dst = r;
 }
@@ -106,6 +110,7 @@ inline T tree(const T* x, const bool* on, int n, F f, bool& any) {
 template <class D, class T, class F>
 inline void reduce(asc_vector<D>& dst, const asc_vector<T>& src, const vector_bool& m, int group, D none, F f) {
     D x[asc_vector<T>::lanes];
+    alu_op();
     bool on[asc_vector<T>::lanes];
     for (int i = 0; i < asc_vector<T>::lanes; ++i) {
         x[i] = static_cast<D>(src.v[i]);

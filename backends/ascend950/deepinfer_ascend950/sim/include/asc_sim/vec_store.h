@@ -23,7 +23,7 @@ inline void store_lanes(char* to, const char* from, int lanes, int bytes, int st
         int j = i;
         for (; j < lanes && lane(m, j, step); ++j)
             std::memcpy(to + j * bytes, from + j * step, static_cast<size_t>(bytes));
-        ub_touch(to + i * bytes, static_cast<uint32_t>((j - i) * bytes), 1, true, what, loc);
+        ub_touch(to + i * bytes, static_cast<uint32_t>((j - i) * bytes), 1, true, what, loc, 0);
         i = j;
     }
 }
@@ -45,7 +45,7 @@ inline void store_first(T* p, const asc_vector<T>& s, Loc loc) {
 }
 template <class T>
 inline void store_intlv(T* p, const asc_vector<T>& a, const asc_vector<T>& b, Loc loc) {
-    ub_touch(p, 512, 32, true, "asc_storealign_intlv", loc);
+    ub_touch(p, 512, 32, true, "asc_storealign_intlv", loc, 2);
     for (int i = 0; i < asc_vector<T>::lanes; ++i) {
         p[2 * i] = a.v[i];
         p[2 * i + 1] = b.v[i];
@@ -64,11 +64,11 @@ inline void store_strided(T* p, const asc_vector<T>& s, uint32_t block_stride, c
         }
         const uint32_t need = static_cast<uint32_t>(kLaneBits[sizeof(T)]);
         if ((on & need) == need) {
-            ub_touch(to, 32, 32, true, "asc_storealign (datablock strided)", loc);
+            ub_touch(to, 32, 32, true, "asc_storealign (datablock strided)", loc, 0.125);
         } else {
-            ub_touch(to, 0, 32, true, "asc_storealign (datablock strided)", loc);
+            ub_touch(to, 0, 32, true, "asc_storealign (datablock strided)", loc, 0.125);
             for (int i = 0; i < 32; i += static_cast<int>(sizeof(T)))
-                if ((on >> i) & 1) ub_touch(to + i, sizeof(T), 1, true, "asc_storealign (datablock strided)", loc);
+                if ((on >> i) & 1) ub_touch(to + i, sizeof(T), 1, true, "asc_storealign (datablock strided)", loc, 0);
         }
     }
 }
@@ -178,7 +178,7 @@ inline void asc_scatter(T* dst, asc_vector<T> src, asc_vector<I> index, vector_b
     static_assert(sizeof(I) == sizeof(T), "the index register must have as many lanes as the data register");
     for (int i = 0; i < asc_vector<T>::lanes; ++i) {
         if (!asc_sim::lane(mask, i, sizeof(T))) continue;
-        asc_sim::ub_touch(dst + index.v[i], sizeof(T), sizeof(T), true, "asc_scatter", asc_loc);
+        asc_sim::ub_touch(dst + index.v[i], sizeof(T), sizeof(T), true, "asc_scatter", asc_loc, 0.125);
         dst[index.v[i]] = src.v[i];
     }
 }

@@ -90,11 +90,22 @@ inline T zero_of() {
 template <class D, class F>
 inline void each(asc_vector<D>& dst, const vector_bool& m, F f) {
     constexpr int n = asc_vector<D>::lanes, size = static_cast<int>(sizeof(D));
+    alu_op();
     if (all_lanes(m, size)) {
         for (int i = 0; i < n; ++i) dst.v[i] = f(i);
         return;
     }
     for (int i = 0; i < n; ++i) dst.v[i] = lane(m, i, size) ? D(f(i)) : zero_of<D>();
+}
+// The same for arithmetic: float results are flushed to zero when subnormal if the launch asks for it.
+template <class D, class F>
+inline void each_ftz(asc_vector<D>& dst, const vector_bool& m, F f) {
+    each(dst, m, f);
+    if constexpr (std::is_same_v<D, float>) {
+        if (!flush()) return;
+        for (float& x : dst.v)
+            if (x != 0.0f && std::fabs(x) < 1.17549435e-38f) x = std::copysign(0.0f, x);
+    }
 }
 
 }  // namespace asc_sim
