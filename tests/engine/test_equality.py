@@ -78,8 +78,8 @@ def check_float32(variant, path, teacher, lengths: list[int], new: int, **option
             assert (ours - oracle).abs().max() <= (slack if variant == "shipped" else F32_BOUND)
 
 
-def check_bfloat16(variant, path, teacher, lengths: list[int], new: int, **options) -> None:
-    with LLM(path, "cpu", "bfloat16", **options) as llm:
+def check_bfloat16(variant, path, teacher, lengths: list[int], new: int, device="cpu", **options) -> None:
+    with LLM(path, device, "bfloat16", **options) as llm:
         given = prompts(variant, llm.vocab_size, lengths)
         ours, theirs, truth = [], [], []
         scores = llm.score(given, full_vocab=True)
