@@ -247,8 +247,10 @@ def stored_by_tma(call: Call) -> bool:
     return bool(call["b"].shape[-2] % 8 == 0)
 
 
-def prepare(code: Executable, device: Any, tile: Tile, product: Product) -> Callable[[Stream], None]:
-    """Tensor maps, scalars and grid of one launch."""
+def prepare(
+    code: Executable, device: Any, tile: Tile, product: Product, dependent: bool = False
+) -> Callable[[Stream], None]:
+    """Tensor maps, scalars and grid of one launch; `dependent`: it may start while the kernel before it ends."""
     a, b, d = product.a, product.b, product.d
     masked, groups = a.ndim == 3, b.shape[0] if b.ndim == 3 else 1
     rows, cols = d.shape[-2:]
@@ -269,7 +271,7 @@ def prepare(code: Executable, device: Any, tile: Tile, product: Product) -> Call
     clusters = min(tiles, tile.slots(device.props.compute_units))
     return code.prepare(
         tile.symbol, (clusters * tile.ctas, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
-        cluster=(tile.ctas, 1, 1),
+        cluster=(tile.ctas, 1, 1), dependent=dependent,
     )
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from deepinfer_cuda import aot, jit
@@ -76,3 +80,37 @@ def test_host_and_device_agree_on_shared_memory(cache: BuildCache) -> None:
         asserts += f"static_assert({kernel}::kThreads == {t.threads});\n"
     source = f'#include "kernels/sm90/gemm_bf16.cuh"\n{asserts}__global__ void f() {{}}'
     cache.get(Build("layout", source, jit.headers(), jit.FLAGS, "90a", "ptx"), jit.NvrtcCompiler())
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not installed")
+def test_cmake_compiles_ahead_into_a_folder_that_the_run_time_cache_reads(tmp_path: Path) -> None:
+    """The target of CMake compiles what is missing; here that is one kernel of sm_103."""
+    root, build = tmp_path / "cache", tmp_path / "build"
+    compiler = jit.NvrtcCompiler()
+    wanted = aot.builds("sm_103")
+    filled = BuildCache([root / "jit"])
+    for request in wanted[1:]:  # stand-ins, so that the test compiles one kernel and sees the others left alone
+        filled.get(request, SimpleNamespace(identity=compiler.identity, compile=lambda build: (b"as it was", "")))
+    options = ["-DDEEPINFER_CUDA_AOT=sm_103", f"-DDEEPINFER_CUDA_AOT_ROOT={root}"]
+    options.append(f"-DPython3_EXECUTABLE={sys.executable}")
+    listing = f'project(aot LANGUAGES NONE)\nadd_subdirectory("{jit.PACKAGE.parent}" cuda_sm10)\n'
+    (tmp_path / "CMakeLists.txt").write_text(f"cmake_minimum_required(VERSION 3.22)\n{listing}")
+    subprocess.run(["cmake", "-S", str(tmp_path), "-B", str(build), *options], check=True, capture_output=True)
+    command = ["cmake", "--build", str(build), "--target", "deepinfer_cuda_aot"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert f"{len(wanted)}/{len(wanted)}" in done.stdout
+    forbidding = BuildCache([root / "jit"], forbid_compile=True)
+    assert forbidding.get(wanted[0], compiler).image[:4] == b"\x7fELF"
+    assert all(forbidding.get(request, compiler).image == b"as it was" for request in wanted[1:])
+
+
+def test_the_run_time_cache_reads_what_was_installed_with_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = BuildCache([tmp_path / "aot"])
+    monkeypatch.setattr(jit, "PACKAGE", tmp_path)
+    monkeypatch.setenv("DEEPINFER_CACHE_DIR", str(tmp_path / "user"))
+    request = Build("probe", "// a kernel", {}, jit.FLAGS, "90a")
+    never = SimpleNamespace(identity=jit.NvrtcCompiler().identity, compile=lambda build: pytest.fail("was compiled"))
+    installed.get(request, SimpleNamespace(identity=never.identity, compile=lambda build: (b"image", "")))
+    assert jit.default_cache().get(request, never).image == b"image"
