@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import threading
@@ -113,20 +114,22 @@ def speed(options: argparse.Namespace, engines: dict[str, LLM], batch: int) -> t
     given, count = prompts(batch), options.tokens
     device = engines["eager"].device
     device.statistics.clear()
+    rivals = {name: llm for name, llm in engines.items() if name != "auto"}
     found = {name: tokens(llm, given, count) for name, llm in engines.items()}
     again = tokens(engines["graph"], given, count)
     row = {"op": "engine.decode", "case": f"tiny-v3 bfloat16 batch={batch}"} | described(device, options.commit)
-    times: dict[str, list[float]] = {name: [] for name in engines}
+    times: dict[str, list[float]] = {name: [] for name in rivals}
     before = engines["graph"].decode_graphs().replayed
     for _ in range(options.rounds):
-        for name, llm in engines.items():
+        for name, llm in rivals.items():
             times[name].append(decode_seconds(llm, given, count))
     rate = {name: batch * (count - 1) / statistics.median(values) for name, values in times.items()}
     report = engines["graph"].decode_graphs()
-    pairs = zip(found["eager"], found["graph"], again, strict=True)
+    same = zip(found["eager"], found["graph"], found["auto"], again, strict=True)
     row |= {
-        "requests": batch, "tokens": count, "rounds": options.rounds, "equal": sum(a == b == c for a, b, c in pairs),
-        "eager_tps": round(rate["eager"], 1), "graph_tps": round(rate["graph"], 1),
+        "requests": batch, "tokens": count, "rounds": options.rounds,
+        "equal": sum(a == b == c == d for a, b, c, d in same),
+        "auto_replayed": engines["auto"].decode_graphs().replayed, "eager_tps": round(rate["eager"], 1), "graph_tps": round(rate["graph"], 1),
         "ratio": round(rate["graph"] / rate["eager"], 2), "replayed": report.replayed - before,
         "graphs": [list(key) for key in report.captured], "reasons": list(report.reasons),
     }
@@ -134,7 +137,7 @@ def speed(options: argparse.Namespace, engines: dict[str, LLM], batch: int) -> t
 
 
 def open_engines(options: argparse.Namespace) -> dict[str, LLM]:
-    """The same engine eagerly and with graphs; "auto" where the device refuses them, so that the row says why."""
+    """The same engine eagerly, with given sizes and with "auto"; where the device refuses sizes, the row says why."""
     shared: Row = {"device": options.device, "dtype": "bfloat16", "max_model_len": LONGEST, "num_blocks": 256}
     shared |= {"max_num_seqs": SIZES[-1], "enable_prefix_caching": False, "seed": 0}
     start = time.perf_counter()
@@ -145,6 +148,7 @@ def open_engines(options: argparse.Namespace) -> dict[str, LLM]:
     except UnsupportedError as error:
         print(error)
         made["graph"] = LLM(MODEL, decode_graphs="auto", **shared)
+    made["auto"] = LLM(MODEL, decode_graphs="auto", **shared)
     print(f"opened in {middle - start:.1f} s, with graphs in {time.perf_counter() - middle:.1f} s", flush=True)
     return made
 
@@ -153,16 +157,25 @@ def broken_capture(options: argparse.Namespace) -> tuple[Row, bool]:
     """Part 3: a host read in a capture raises; afterwards another thread, this one and a new capture work."""
     device = deepinfer.device(options.device)
     x = torch.arange(8.0, device=device.torch_device)
+    device.synchronize()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved(device.torch_device)
     refused = []
     reads = {"item": lambda: x.sum().item(), "from host": lambda: x + torch.tensor([1.0], device=x.device)}
     for name, act in reads.items():
         try:
             with device.graph():
-                y = x * 2
+                y = torch.empty(1 << 26, device=device.torch_device)
                 act()
         except RuntimeError as error:
             refused.append(f"{name}: {str(error).splitlines()[0][:80]}")
+        del y
+    usual = torch.cuda.current_stream(device.torch_device) == torch.cuda.default_stream(device.torch_device)
+    big = torch.empty(1 << 27, device=device.torch_device)  # must come from the usual pool
+    del big
+    gc.collect()
     torch.cuda.empty_cache()
+    kept = torch.cuda.memory_reserved(device.torch_device) - reserved
     results: list[float] = []
     graph = device.graph()
     with graph:
@@ -174,7 +187,9 @@ def broken_capture(options: argparse.Namespace) -> tuple[Row, bool]:
     graph.replay()
     device.synchronize()
     good = y.tolist() == [2 * (i + 1) + 1.0 for i in range(8)] and results == [36.0] and len(refused) == 2
+    good &= usual and kept < 1 << 29
     row = {"op": "graph.broken_capture", "case": "host read, host copy, then a capture", "refused": refused, "ok": good}
+    row["bytes_kept"] = kept
     return row | described(device, options.commit), good
 
 

@@ -93,35 +93,37 @@ class CudaGraph(Graph):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graph = torch.cuda.CUDAGraph()
+        self._graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         self._context: Any = None
         self._before: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Graph:
         self._before = torch.cuda.current_stream(self._device)
-        self._context = torch.cuda.graph(self._graph, capture_error_mode="thread_local")
+        self._context = torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local")
         self._context.__enter__()
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        """End the capture. One that broke off leaves this thread on its old stream with the allocator as before."""
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """End the capture. One that broke off leaves this thread on its old stream with the allocator as before, and
+        what is raised is the error that broke it."""
         try:
-            self._context.__exit__(*exc)
-        except Exception:
-            _leave_capture(self._graph, self._device)
-            raise
+            self._context.__exit__(kind, error, trace)
+        except RuntimeError:
+            _leave_capture(self._device, self._pool)
+            if error is None:
+                raise
         finally:
-            if self._before is not None:
-                torch.cuda.set_stream(self._before)
+            torch.cuda.set_stream(self._before)
 
     def replay(self) -> None:
         self._graph.replay()
 
 
-def _leave_capture(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-    """torch before 2.12 forgets to take its allocator out of a capture that broke off; later versions have done so."""
+def _leave_capture(device: torch.device, pool: tuple[int, int]) -> None:
+    """torch before 2.12 leaves its allocator in a capture whose end failed, see pytorch/pytorch#180395."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12):
-        torch._C._cuda_endAllocateToPool(device.index, graph.pool())
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+        torch._C._cuda_releasePool(device.index, pool)
 
 
 class CudaDevice(DriverDevice):
