@@ -129,7 +129,8 @@ def speed(options: argparse.Namespace, engines: dict[str, LLM], batch: int) -> t
     row |= {
         "requests": batch, "tokens": count, "rounds": options.rounds,
         "equal": sum(a == b == c == d for a, b, c, d in same),
-        "auto_replayed": engines["auto"].decode_graphs().replayed, "eager_tps": round(rate["eager"], 1), "graph_tps": round(rate["graph"], 1),
+        "auto_replayed": engines["auto"].decode_graphs().replayed,
+        "eager_tps": round(rate["eager"], 1), "graph_tps": round(rate["graph"], 1),
         "ratio": round(rate["graph"] / rate["eager"], 2), "replayed": report.replayed - before,
         "graphs": [list(key) for key in report.captured], "reasons": list(report.reasons),
     }
