@@ -77,6 +77,7 @@ class Sm90Gemm(CudaKernel):
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
+    tensors: tuple[int, ...] = (0, 3, 8, 9)  # positions of the tensor arguments: A, B, and what `product` adds
 
     def units(self) -> Sequence[Unit]:
         return (*(tile.unit for tile in self.tiles), pack_rows.UNIT)
@@ -129,10 +130,11 @@ class Sm90Gemm(CudaKernel):
         launches, codes, device, tile, packings = plan.state
         if out[0].numel() == 0:
             return _nothing
-        product = self.product(args, out[0])
-        held = [] if workspace is None else [workspace]
+        tensors = [args[at] for at in self.tensors if args[at] is not None]
+        tensors += out if workspace is None else (*out, workspace)
         launch: Callable[[Stream], None] = launches.get(
-            [*product.tensors, *held], lambda: prepare_packed(codes, device, tile, product, packings, workspace)
+            tensors,
+            lambda: prepare_packed(codes, device, tile, self.product(args, out[0]), packings, workspace),
         )
         return launch
 
@@ -167,6 +169,7 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "sm90_masked_grouped_gemm_bf16"
+    tensors = (0, 3, 8)
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         return call["a"].shape[0], call["a"].shape[1]
