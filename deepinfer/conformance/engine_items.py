@@ -14,6 +14,7 @@ import torch
 
 from deepinfer.conformance.engine_model import PROMPTS, Session, session
 from deepinfer.conformance.item import Item, Target, require, require_none
+from deepinfer.hal import Cap
 
 ORACLE = 5e-5
 GAP = 0.1
@@ -29,6 +30,8 @@ def items(target: Target) -> Iterator[Item]:
         ("a bad request fails alone", _bad_request),
     ):
         yield Item("L3", "engine", "", name, check)
+    if target.device.supports(Cap.GRAPHS):
+        yield Item("L3", "engine", "", "decode graphs change nothing", _graphs)
 
 
 def _as_on_cpu(target: Target) -> None:
@@ -101,6 +104,13 @@ def _chunked(target: Target) -> None:
     run = session(target)
     small = run.greedy(max_num_batched_tokens=17, max_num_seqs=8)
     require_none(_differences(small, run.greedy(), ORACLE))
+
+
+def _graphs(target: Target) -> None:
+    """Sizes are asked for, so that nothing falls back; one is larger than the batch, so that rows are padding."""
+    run, sizes = session(target), (1, len(PROMPTS) + 2)
+    require_none(_differences(run.greedy(decode_graphs=sizes), run.greedy(decode_graphs=False), ORACLE))
+    require(run.llm(decode_graphs=sizes).decode_graphs().replayed > 0, "no step was replayed")
 
 
 def _repeated(target: Target) -> None:

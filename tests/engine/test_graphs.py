@@ -372,3 +372,27 @@ def test_copies_between_host_and_device_are_found() -> None:
         x.to(torch.float64)
     assert len(watch.found) == 2
     assert all("copies between cpu and meta" in reason for reason in watch.found)
+
+
+# -- the conformance item ----------------------------------------------------------------------------------------------
+
+
+def test_conformance_compares_graphs_with_eager_steps(recording) -> None:
+    from deepinfer.conformance.engine_items import items
+    from deepinfer.conformance.item import Target
+    from deepinfer.hal import discovery
+
+    def item(*flaws: str):
+        name = recording(*flaws)
+        target = Target(discovery.load(name), deepinfer.device(name), None, model=None)
+        found = [entry for entry in items(target) if "graphs" in entry.check]
+        return target, found
+
+    target, (entry,) = item()
+    assert entry.run(target) is None
+    assert target.device.replays > 0
+    assert item("no graphs")[1] == []
+    for flaw in ("capture", "frozen"):
+        target, (entry,) = item(flaw)
+        with pytest.raises(UnsupportedError, match=FLAWS[flaw]):
+            entry.run(target)
