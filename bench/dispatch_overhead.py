@@ -3,8 +3,8 @@
     python bench/dispatch_overhead.py [--json]
 
 The overhead is measured with a backend whose kernel does nothing, so the whole call is dispatch; "bound" is a call
-whose result the caller gives, with tensors at addresses seen before. Every figure is the best of many short rounds, which
-is what the code costs when the machine does nothing else.
+whose result the caller gives, with tensors at addresses seen before. Every figure is the best of many short rounds,
+which is what the code costs when the machine does nothing else.
 """
 
 from __future__ import annotations
