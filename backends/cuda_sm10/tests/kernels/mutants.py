@@ -47,6 +47,7 @@ OPERATORS: dict[str, Callable[[str], str | None]] = {
     "wait on next barrier": _next_barrier(r"mbarrier\.try_wait"),
     "drop arrive": _drop(r"mbarrier\.arrive\.shared"),
     "arrive at next barrier": _next_barrier(r"mbarrier\.arrive\.shared"),
+    "drop cluster arrive": _drop(r"mbarrier\.arrive\.release\.cluster"),
     "expect 16 bytes less": _expect(-16),
     "expect 16 bytes more": _expect(16),
     "expect on next barrier": _next_barrier(r"mbarrier\.arrive\.expect_tx"),

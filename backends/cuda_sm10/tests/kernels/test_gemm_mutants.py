@@ -7,6 +7,7 @@ four schedules. K exceeds all stages and each CTA works on several tiles: every 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import simrun
@@ -15,9 +16,14 @@ from simrun import TILES_OF, Problem
 
 from deepinfer.errors import DeepInferError
 
-KERNELS = {tile.symbol: (arch, tile) for arch, tiles in TILES_OF.items() for tile in tiles}
+KERNELS = {
+    tile.symbol: (arch, replace(tile, parts=2) if tile.sums else tile)
+    for arch, tiles in TILES_OF.items()
+    for tile in tiles
+}
 SM100, SM100_PAIR = "sm100_gemm_bf16_128x64x8_c1", "sm100_gemm_bf16_128x128x8_c2"
 SM90, SM90_PAIR = "sm90_gemm_bf16_64x128x8_c1", "sm90_gemm_bf16_128x256x4_c2"
+SM100_SUMS, SM90_SUMS = "sm100_gemm_bf16_128x64x7_c1_sums", "sm90_gemm_bf16_64x128x8_c1_sums"
 SCHEDULES = [("eager", 0), ("lazy", 0), ("random", 1), ("random", 2)]
 
 # Why a mutant may survive, by its name or its operator. Most reasons are limits of the simulator, not of the kernels.
@@ -66,13 +72,13 @@ SURVIVORS: dict[str, dict[str, str]] = {
 def attempt(symbol: str, text: str) -> str | None:
     """What gave the kernel away, or None."""
     arch, tile = KERNELS[symbol]
-    deep = Problem(300, tile.cols + 8, 64 * tile.stages + 72)
+    deep = Problem(300, tile.cols + 8, 64 * tile.stages * tile.parts + 72)
     tails = Problem(300, tile.cols + 8, 136, counts=[70, 129])
     try:
         module = simrun.load(arch, text)
         for (schedule, seed), problem in itertools.product(SCHEDULES, (deep, tails)):
             simrun.configure(arch, schedule, seed)
-            simrun.run(arch, tile, problem, units=tile.cluster, module=module)
+            simrun.run(arch, tile, problem, units=16 if tile.sums else tile.cluster, module=module)
     except (DeepInferError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -84,7 +90,8 @@ def explanation(symbol: str, mutant: Mutant) -> str | None:
 
 
 def original(symbol: str) -> str:
-    return entry(simrun.ptx(*KERNELS[symbol]), symbol)
+    arch, tile = KERNELS[symbol]
+    return entry(simrun.ptx(arch, replace(tile, parts=1)), symbol)
 
 
 QUICK = {
@@ -94,6 +101,11 @@ QUICK = {
             "drop store wait 0", "drop block sync 1", "drop free 0", "drop every tcgen05.fence::before_thread_sync;"],
     SM90: ["drop wait 1", "drop wait 2", "wrong phase 1", "drop arrive 1", "expect 16 bytes more 0", "drop commit 0",
            "drop wgmma wait 0", "drop wgmma fence 0", "drop proxy fence 0", "drop init fence 0", "drop store wait 0"],
+    SM90_SUMS: ["drop wait 2", "drop wait 3", "wrong phase 3", "wait on next barrier 2", "drop cluster arrive 0",
+                "drop cluster arrive 1", "drop wgmma wait 1", "drop block sync 1", "drop block sync 2",
+                "drop cluster sync 0"],
+    SM100_SUMS: ["drop wait 4", "drop wait 5", "wrong phase 5", "wait on next barrier 4", "drop cluster arrive 0",
+                 "drop cluster arrive 1", "drop wait for loads 0", "drop cluster sync 0"],
 }
 
 
