@@ -78,7 +78,7 @@ def attempt(symbol: str, text: str) -> str | None:
         module = simrun.load(arch, text)
         for (schedule, seed), problem in itertools.product(SCHEDULES, (deep, tails)):
             simrun.configure(arch, schedule, seed)
-            simrun.run(arch, tile, problem, units=16 if tile.sums else tile.cluster, module=module)
+            simrun.run(arch, tile, problem, units=tile.ctas, module=module)
     except (DeepInferError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
     return None

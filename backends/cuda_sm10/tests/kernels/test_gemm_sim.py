@@ -97,7 +97,7 @@ def test_products_split_along_k(arch: str, tile: Tile) -> None:
     ]
     for number, (parts, problem) in enumerate(problems):
         simrun.configure(arch, *SCHEDULES[(number + tile.rows // 64) % len(SCHEDULES)])
-        simrun.run(arch, replace(tile, parts=parts), problem, units=16, seed=number)
+        simrun.run(arch, replace(tile, parts=parts), problem, units=parts, seed=number)
 
 
 def test_a_split_product_adds_in_one_order() -> None:
