@@ -134,7 +134,7 @@ def products() -> Iterator[rows.Row]:
             cost = whole(kind, 128, groups * -(-each // 128) * -(-n // columns), k)
             params = {"groups": groups, "M": m, "N": n, "K": k, "dtype": kind}
             yield row(
-                "deep_gmm.grouped_gemm", params, entry, cost, 2.0 * m * n * k, nbytes(kind, m, n, k, groups), cube
+                "deep_gmm.grouped_gemm", params, entry, cost, 2.0 * m * n * k, nbytes(kind, m, n, k, groups), rate
             )
 
 
