@@ -1,4 +1,4 @@
-"""The engine on the simulator with the shipped checkpoint: the equality rule of engine tests, no family op elsewhere."""
+"""The shipped checkpoint on the simulator: the equality rule of engine tests, and no family op elsewhere."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from tests.engine.conftest import SHIPPED, teacher, yardstick
-from tests.engine.test_equality import check_bfloat16
 
 import deepinfer
+from tests.engine.conftest import SHIPPED, teacher, yardstick
+from tests.engine.test_equality import check_bfloat16
 
 FAMILIES = ("flash_mla.", "deep_gmm.", "deep_ep.")
 # Family ops that may still run on the portable tier; an entry that has become needless fails.
