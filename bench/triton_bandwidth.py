@@ -3,8 +3,8 @@
     PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/triton_bandwidth.py --out rows.jsonl
 
 State "sust": preheated, all ops and the copy interleaved in slots of 25 ms, order rotated, median of the rounds. Every
-op moves 64 MB and more (each input once, each output once, indices included). Quantised bytes are compared with the
-specification's reference on a slice of the same data.
+op moves 64 MB and more (see triton_cases.py); launches are prepared, so that the device is timed and not the host.
+Quantised bytes are compared with those of the specification and of the CPU backend.
 """
 
 from __future__ import annotations
@@ -19,126 +19,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from deepinfer_cpu.plugin import create as create_cpu
 from deepinfer_cuda.plugin import create
+from deepinfer_triton.device.codec import reciprocal
 from sm90_gemm import sustained
+from triton_cases import COLS, PARTS, ROWS, launcher, randn
 
 import deepinfer
-from deepinfer.ops import flash_mla, moe, norm, quant, rope, sampling
+from deepinfer.ops import quant
 from deepinfer.ops.flash_mla.formats import LAYOUTS, new_cache
 from deepinfer.ops.quant.blocks import quantize_fp8_blocks, quantize_mxfp4_blocks
 from deepinfer.registry import Op, get_spec
 
-ROWS, COLS = 16384, 7168
-Job = tuple[Callable[[], object], float]
 
-
-def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
-
-
-def copies() -> dict[str, Job]:
+def copy_job() -> tuple[Callable[[], object], float]:
     source, target = randn(ROWS, COLS), torch.empty(ROWS, COLS, device="cuda", dtype=torch.bfloat16)
-    return {"copy": (lambda: target.copy_(source), 4.0 * ROWS * COLS)}
-
-
-def norms() -> dict[str, Job]:
-    x, residual, weight = randn(ROWS, COLS), randn(ROWS, COLS), randn(COLS)
-    y, total = torch.empty_like(x), torch.empty_like(x)
-    add = Op(get_spec("norm.fused_add_rms_norm"))
-    return {
-        "norm.rms_norm": (lambda: norm.rms_norm(x, weight, eps=1e-6, out=y), 4.0 * x.numel()),
-        "norm.fused_add_rms_norm": (lambda: add(x, residual, weight, 1e-6, out=(y, total)), 8.0 * x.numel()),
-    }
-
-
-def quantisers() -> dict[str, Job]:
-    x, jobs = randn(ROWS, COLS), {}
-    for block in ((1, 128), (1, 32), (128, 128), (32, 32)):
-        for kind in ("f32", "ue8m0"):
-            out = quant.quantize_fp8(x, block=block, scale_dtype=kind)
-            given = (out.data, out.scale)
-            bytes_moved = 3.0 * x.numel() + out.scale.nbytes
-            call = lambda b=block, k=kind, g=given: quant.quantize_fp8(x, block=b, scale_dtype=k, out=g)  # noqa: E731
-            jobs[f"quant.quantize_fp8 {block[0]}x{block[1]} {kind}"] = (call, bytes_moved)
-    packed = quant.quantize_mxfp4(x)
-    jobs["quant.quantize_mxfp4 1x32"] = (
-        lambda: quant.quantize_mxfp4(x, out=(packed.data, packed.scale)), 2.5 * x.numel() + packed.scale.nbytes
-    )
-    weight, y = quant.quantize_fp8(x, block=(128, 128)), torch.empty_like(x)
-    jobs["quant.dequantize e4m3 128x128"] = (
-        lambda: quant.dequantize(weight, dtype=torch.bfloat16, out=y), 3.0 * x.numel() + weight.scale.nbytes
-    )
-    jobs["quant.dequantize e2m1 1x32"] = (
-        lambda: quant.dequantize(packed, dtype=torch.bfloat16, out=y), 2.5 * x.numel() + packed.scale.nbytes
-    )
-    scale = torch.exp2(torch.randint(-20, 20, (1 << 18, 56), device="cuda").float())
-    flat = quant.pack_scales(scale, validate=False)
-    jobs["quant.pack_scales ue8m0x4_mn"] = (
-        lambda: quant.pack_scales(scale, validate=False, out=flat), 1.0 * scale.nbytes + flat.nbytes
-    )
-    return jobs
-
-
-def caches() -> dict[str, Job]:
-    jobs: dict[str, Job] = {}
-    for name, layout in LAYOUTS.items():
-        width = layout.width or 576
-        count = 131072 if width > 128 else 524288
-        cache = new_cache(name, count // 64, 64, width if not layout.quantised else 0, device="cuda")
-        pages = torch.randperm(count // 64, device="cuda") * 64  # whole pages in random order, as a block table has
-        slots = (pages[:, None] + torch.arange(64, device="cuda")).flatten()
-        rows = randn(count, width, dtype=torch.float32 if name == "f32" else torch.bfloat16)
-        stored = layout.token_bytes or width * rows.element_size()
-        moved = float(count * (stored + width * rows.element_size() + 8))
-        back = torch.empty_like(rows)
-        write = lambda c=cache, r=rows, s=slots, n=name: flash_mla.kv_cache_write(c, r, s, format=n)  # noqa: E731
-        write()
-        read = lambda c=cache, b=back, s=slots, n=name: flash_mla.kv_cache_read(  # noqa: E731
-            c, s, format=n, dtype=b.dtype, out=b
-        )
-        jobs[f"flash_mla.kv_cache_write {name}"] = (write, moved)
-        jobs[f"flash_mla.kv_cache_read {name}"] = (read, moved)
-    return jobs
-
-
-def others() -> dict[str, Job]:
-    jobs: dict[str, Job] = {}
-    x, table = randn(4096, 128, 192), rope.build_table(8192, 64, 1e4).cuda()
-    positions, y = torch.arange(4096, device="cuda"), torch.empty(4096, 128, 192, device="cuda", dtype=torch.bfloat16)
-    jobs["rope.apply 192/64"] = (lambda: rope.apply(x, positions, table, out=y), 4.0 * x.numel() + 4096 * 256)
-    logits = randn(256, 129280, dtype=torch.float32)
-    mask = torch.randint(-(2**31), 2**31, (256, 4040), device="cuda").int()
-    masked = torch.empty_like(logits)
-    jobs["sampling.apply_token_mask"] = (
-        lambda: sampling.apply_token_mask(logits, mask, out=masked), 2.0 * logits.nbytes + mask.nbytes
-    )
-    gate_up = randn(ROWS, 4096)
-    weights = torch.rand(ROWS, device="cuda")
-    swiglu = Op(get_spec("moe.swiglu_quantize"))
-    for kind, size in (("", 2.0), ("fp8_1x128", 1.0 + 4 / 128), ("mxfp8", 1.0 + 1 / 32)):
-        out = swiglu(gate_up, weights, 10.0, kind)
-        call = lambda k=kind, o=out: swiglu(gate_up, weights, 10.0, k, out=o)  # noqa: E731
-        jobs[f"moe.swiglu_quantize {kind or 'plain'}"] = (call, gate_up.numel() * (2.0 + size / 2))
-    scores = randn(131072, 256, dtype=torch.float32)
-    bias = torch.randn(256, device="cuda")
-    jobs["moe.route 256/8"] = (
-        lambda: moe.route(scores, 8, scoring="sigmoid", bias=bias, n_group=8, topk_group=4, group_score="top2_sum"),
-        scores.nbytes + 131072.0 * 64,
-    )
-    outs, lses = randn(4, 2, 1024, 16, 512), randn(4, 2, 16, 1024, dtype=torch.float32)
-    merge = Op(get_spec("flash_mla.merge_states"))
-    given = merge(outs, lses, None)
-    jobs["flash_mla.merge_states 4"] = (
-        lambda: merge(outs, lses, None, out=given), 1.25 * (outs.nbytes + lses.nbytes)
-    )
-    rows, index = randn(32768, 7168), torch.randperm(32768, device="cuda").view(4096, 8).int()
-    factor, total = torch.rand(32768, device="cuda"), torch.empty(4096, 7168, device="cuda", dtype=torch.bfloat16)
-    reduce = Op(get_spec("deep_ep.reduce"))
-    jobs["deep_ep.reduce 8"] = (
-        lambda: reduce(rows, index, factor, None, torch.bfloat16, out=(total,)), rows.nbytes + 2.0 * total.numel()
-    )
-    return jobs
+    return (lambda: target.copy_(source)), 4.0 * ROWS * COLS
 
 
 def exact() -> list[str]:
@@ -155,6 +53,40 @@ def exact() -> list[str]:
     packed, (codes, exponents) = quant.quantize_mxfp4(x), quantize_mxfp4_blocks(x.cpu(), (1, 32))
     if not (torch.equal(packed.data.cpu(), codes) and torch.equal(packed.scale.cpu(), exponents)):
         bad.append("mxfp4")
+    return bad + exact_reciprocals() + exact_caches(x)
+
+
+@triton.jit
+def _reciprocals(wrong, BLOCK: tl.constexpr):
+    """How many of BLOCK mantissas have a reciprocal that is not the correctly rounded one."""
+    bits = 0x3F800000 + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    scale = bits.to(tl.float32, bitcast=True)
+    bad = reciprocal(scale) != tl.div_rn(tl.full([BLOCK], 1.0, tl.float32), scale)
+    tl.atomic_add(wrong, tl.sum(bad.to(tl.int32), axis=0))
+
+
+def exact_reciprocals() -> list[str]:
+    """The quotients rest on this: all 2^23 mantissas through the hardware's reciprocal and its correction."""
+    wrong = torch.zeros(1, device="cuda", dtype=torch.int32)
+    _reciprocals[((1 << 23) // 1024,)](wrong, BLOCK=1024)
+    return [f"{wrong.item()} reciprocals"] if wrong.item() else []
+
+
+def exact_caches(x: torch.Tensor) -> list[str]:
+    """As `exact`, for the records that the cache writer leaves."""
+    bad = []
+    for name, layout in LAYOUTS.items():
+        if not layout.quantised:
+            continue
+        rows = x[:, : layout.width].contiguous()
+        cache = new_cache(name, len(x) // 64, 64, 0, device="cuda").fill_(0)
+        host = cache.cpu()
+        slots = torch.arange(len(x), device="cuda")
+        Op(get_spec("flash_mla.kv_cache_write"))(cache, rows, slots, name)
+        with deepinfer.use_backend("cpu"):
+            Op(get_spec("flash_mla.kv_cache_write"))(host, rows.cpu(), slots.cpu(), name)
+        if not torch.equal(cache.cpu(), host):
+            bad.append(f"kv_cache_write {name}")
     return bad
 
 
@@ -220,13 +152,14 @@ def main() -> int:
     options = parser.parse_args()
     deepinfer.register_backend("cuda", create)
     deepinfer.register_backend("cpu", create_cpu)
+    torch.manual_seed(0)
     device = deepinfer.set_backend("cuda:0")
     figures: dict[str, Any] = cold(device)
     rows: list[dict[str, Any]] = []
     with deepinfer.fallback("error"):
         figures |= {"bytes_differ": exact(), **overhead()}
-        for part in (norms, quantisers, caches, others):
-            jobs = copies() | part()
+        for part in PARTS:
+            jobs = {"copy": copy_job()} | {case.name: (launcher(device, case), case.moved) for case in part()}
             times = sustained({name: job[0] for name, job in jobs.items()}, rounds=options.rounds)
             rates = {name: jobs[name][1] / statistics.median(values) * 1e-3 for name, values in times.items()}
             for name, values in times.items():
@@ -241,8 +174,6 @@ def main() -> int:
             torch.cuda.empty_cache()
     print(figures)
     if options.out:
-        import triton
-
         versions = {"torch": str(torch.__version__), "triton": triton.__version__, "deepinfer": deepinfer.__version__}
         rows.append({"op": "jit", "device": device.props.name, **figures})
         common = {"commit": options.commit, "versions": versions}

@@ -7,6 +7,7 @@ once, exact to the bit; the facts of a format come from `deepinfer.ops.flash_mla
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import frexp
 from typing import Any
 
 from deepinfer.ops.flash_mla.codec import CACHE_FP4_FLOOR, FP8_FLOOR, MXFP4_FLOOR
@@ -20,6 +21,8 @@ from deepinfer_triton.kernel import (
     dense_outputs,
     grid_reason,
     next_power_of_two,
+    result_meta,
+    run,
 )
 
 ROW_LIMIT = 8192
@@ -29,6 +32,8 @@ SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
 
 def _cache_reason(cache: TensorMeta, layout: Layout) -> list[str]:
     """Records hold float32 scales and bf16 channels, which are accessed as such."""
+    if cache.shape[0] * cache.shape[1] >= 1 << 31:
+        return [f"kv_cache of fewer than 2^31 slots, got {cache.shape[0]} x {cache.shape[1]}"]
     if layout.scale_kind != "f32" and not layout.plain:
         return []
     steps = [cache.stride[axis] for axis in (0, 1) if cache.shape[axis] > 1]
@@ -40,7 +45,7 @@ def _cache_reason(cache: TensorMeta, layout: Layout) -> list[str]:
 def _place(cache: TensorMeta, layout: Layout) -> dict[str, int]:
     """Where the parts of a record lie, in elements of the cache."""
     blocks, page, _ = cache.shape
-    record = {"capacity": blocks * page, "page": page, "block_step": cache.stride[0], "data_step": cache.stride[1]}
+    record = {"capacity": blocks * page, "block_step": cache.stride[0], "data_step": cache.stride[1]}
     if not layout.quantised:
         return record
     codes, scales = layout.code_bytes, layout.scale_bytes
@@ -63,16 +68,20 @@ def _tiling(layout: Layout) -> tuple[dict[str, Any], int]:
     return constants, rows
 
 
-def _floors(layout: Layout) -> dict[str, float]:
-    """Lower bounds of a tile's maximum and of its scale, and the largest code: the table in the writer's contract."""
-    scale_floor = FP8_FLOOR if layout.format is KVFormat.V4_FP8 else 0.0
+def _floors(layout: Layout) -> dict[str, float | int]:
+    """Lower bounds of a block's maximum and of ue8m0 exponents, and the largest code: the writer's contract as numbers.
+
+    A bound of the maximum, or of the scale, is one of the exponent too, since rounding up keeps order.
+    """
+    top = 448.0 if layout.bits == 8 else 6.0
     if layout.format in (KVFormat.V32_FP8, KVFormat.V4_FP8):
         floor = 0.0
     elif layout.bits == 8:
         floor = FP8_FLOOR
     else:
         floor = CACHE_FP4_FLOOR if layout.scale_kind == "e4m3" else MXFP4_FLOOR
-    return {"FLOOR": floor, "SCALE_FLOOR": scale_floor, "TOP": 448.0 if layout.bits == 8 else 6.0}
+    mantissa, exponent = frexp(FP8_FLOOR if layout.format is KVFormat.V4_FP8 else floor / top)
+    return {"FLOOR": floor, "LEAST": 127 + exponent - (mantissa == 0.5), "TOP": top}
 
 
 def _plain_tiling(width: int) -> tuple[dict[str, int], int]:
@@ -107,8 +116,10 @@ class KvCacheWrite(TritonKernel):
         if not layout.quantised:
             shape, step = _plain_tiling(rows.shape[1])
             grid = ceil_div(rows.shape[0], step)
+            shape["PAGE"] = cache.shape[1]
             return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
         constants, step = _tiling(layout)
+        constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         grid = ceil_div(rows.shape[0], step)
         return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}),)
@@ -138,8 +149,10 @@ class KvCacheRead(TritonKernel):
         tensors = ("kv_cache", "slots", "rows")
         if not layout.quantised:
             shape, step = _plain_tiling(width)
+            shape["PAGE"] = cache.shape[1]
             return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
         constants, step = _tiling(layout)
+        constants |= {"PAGE": cache.shape[1], "RUN": run(result_meta(call, "rows").dtype)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         return (Program("kv.read_coded", ceil_div(slots.shape[0], step), tensors, numbers, constants),)
 
@@ -175,8 +188,9 @@ class MergeStates(TritonKernel):
         out_lead = (collapse(lead, outs.stride[1:-3]) or (1, 0))[1]
         lse_lead = (collapse(lead, lses.stride[1:-2]) or (1, 0))[1]
         constants, step = _plain_tiling(width)
+        constants |= {"STATES": states, "UNROLL": min(states, 4)}
         numbers = {
-            "states": states, "lines": lines, "tokens": tokens, "heads": heads, "width": width,
+            "lines": lines, "tokens": tokens, "heads": heads, "width": width,
             "out_state": outs.stride[0], "out_lead": out_lead, "out_token": outs.stride[-3],
             "out_head": outs.stride[-2], "lse_state": lses.stride[0], "lse_lead": lse_lead,
             "lse_token": lses.stride[-1], "lse_head": lses.stride[-2],

@@ -207,6 +207,11 @@ def grid_reason(programs: int) -> list[str]:
     return [] if programs <= GRID_LIMIT else [f"needs {programs} programs, at most {GRID_LIMIT} can be launched"]
 
 
+def run(dtype: torch.dtype) -> int:
+    """Values of `dtype` in the widest vector of a load or store, which has 16 bytes."""
+    return 16 // dtype.itemsize
+
+
 def next_power_of_two(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from deepinfer.registry import Call
 from deepinfer_triton.blocks import block_reason, cut
-from deepinfer_triton.kernel import Program, TritonKernel, dense_outputs, next_power_of_two
+from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outputs, next_power_of_two
 
 EXPERT_LIMIT = 4096
+ROUTE = (1, 1)  # tokens and warps of a program
 FLOOR = 1e-4  # of quant.quantize_fp8, whose rules the activation follows
 FORMS = {"": ((1, 128), ""), "fp8_1x128": ((1, 128), "f32"), "mxfp8": ((1, 32), "ue8m0")}
 
@@ -40,18 +41,20 @@ class Route(TritonKernel):
         if logits.shape[0] == 0 or top_k == 0:
             return ()
         gp, sp = self._padded(call)
+        tokens, warps = ROUTE if gp * sp <= 512 else (1, 4)
         numbers = {
-            "step": logits.stride[0], "expert_step": logits.stride[1], "bias_step": bias.stride[0] if bias else 0,
+            "tokens": logits.shape[0], "step": logits.stride[0], "expert_step": logits.stride[1],
+            "bias_step": bias.stride[0] if bias else 0,
             "groups": groups, "size": logits.shape[1] // groups, "topk_group": call["topk_group"], "top_k": top_k,
             "scale": call["scale"], "eps": call["eps"],
         }
         constants = {
-            "GP": gp, "SP": sp, "KP": next_power_of_two(top_k), "SCORING": call["scoring"],
+            "T": tokens, "GP": gp, "SP": sp, "SCORING": call["scoring"],
             "TOP2": call["group_score"] == "top2_sum", "RENORMALIZE": call["renormalize"], "LIMITED": groups > 1,
         }
-        warps = 1 if gp * sp <= 512 else 4
         tensors = ("logits", "bias", "weights", "ids")
-        return (Program("moe.route", logits.shape[0], tensors, numbers, constants, warps),)
+        grid = ceil_div(logits.shape[0], tokens)
+        return (Program("moe.route", grid, tensors, numbers, constants, warps),)
 
 
 class SwigluQuantize(TritonKernel):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfer.ops.quant.blocks import MXFP4_FLOOR
 from deepinfer.registry import Call
-from deepinfer_triton.blocks import block_reason, cut, strides, strides_reason
+from deepinfer_triton.blocks import TILE, block_reason, cut, strides, strides_reason
 from deepinfer_triton.kernel import (
     Program,
     TritonKernel,
@@ -20,8 +19,10 @@ from deepinfer_triton.kernel import (
     grid_reason,
     next_power_of_two,
     result_meta,
+    run,
 )
 
+NORMAL_FLOOR = 2.0**-50  # keeps scales in the range that needs no care with underflow
 SOURCES = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
 
 
@@ -43,9 +44,10 @@ class QuantizeFp8(TritonKernel):
         found = cut(call["x"].shape, call["block"])
         return strides_reason("x", call["x"]) + block_reason(found, self.paired) + dense_outputs(call)
 
-    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool]]:
+    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool | int]]:
         """Numbers and constants of this format."""
-        return {"floor": call["amax_floor"]}, {"UE8M0": call["scale_dtype"] == "ue8m0"}
+        floor = call["amax_floor"]
+        return {"floor": floor}, {"UE8M0": call["scale_dtype"] == "ue8m0", "NORMAL": floor >= NORMAL_FLOOR}
 
     def programs(self, call: Call) -> Sequence[Program]:
         x = call["x"]
@@ -65,8 +67,8 @@ class QuantizeMxfp4(QuantizeFp8):
     name = "triton_quantize_mxfp4"
     paired = True
 
-    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool]]:
-        return {"floor": MXFP4_FLOOR}, {}
+    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool | int]]:
+        return {}, {"RUN": run(call["x"].dtype)}
 
 
 class Dequantize(TritonKernel):
@@ -86,9 +88,13 @@ class Dequantize(TritonKernel):
         data, scale, packed = call["data"], call["scale"], call["format"] == "e2m1"
         if data.numel == 0:
             return ()
-        found = cut((*data.shape[:-1], data.shape[-1] * (2 if packed else 1)), call["block"])
-        numbers = {**_steps("s", strides(data)), **_steps("t", strides(scale)), **found.numbers}
-        constants = {**found.constants, "PACKED": packed, "KIND": call["scale_dtype"]}
+        x = result_meta(call, "x")
+        rows, cols = call["block"]
+        piece = min(rows & -rows, max(TILE // next_power_of_two(cols), 1))  # rows of a block that one tile row holds
+        found = cut(x.shape, (piece, cols))
+        steps = {**_steps("s", strides(data)), **_steps("t", strides(scale))}
+        numbers = {**steps, **found.numbers, "repeat": rows // piece}
+        constants = {**found.constants, "PACKED": packed, "KIND": call["scale_dtype"], "RUN": run(x.dtype)}
         return (Program(self.op, found.programs, ("data", "scale", "x"), numbers, constants, found.warps),)
 
 
@@ -124,10 +130,12 @@ class PackScales(TritonKernel):
         count, row_tiles, word_tiles, mt, kt = self._tiles(call)
         numbers = {
             **_steps("s", strides(scale)), "mn": call["mn"], "blocks": scale.shape[-1], "words": packed.shape[-2],
-            "width": packed.shape[-1], "step": call["block_rows"], "row_tiles": row_tiles, "word_tiles": word_tiles,
+            "width": packed.shape[-1], "row_tiles": row_tiles, "word_tiles": word_tiles,
         }
         packs = call["layout"] == "ue8m0x4_mn"
-        constants = {"MT": mt, "KT": kt, "UE8M0": packs}
+        batch, row, column = strides(scale) or (0, 0, 0)
+        fours = scale.aligned and column == 1 and not (batch % 4 or row % 4 or scale.shape[-1] % 4)
+        constants = {"MT": mt, "KT": kt, "UE8M0": packs, "STEP": call["block_rows"], "FOURS": fours}
         # No more threads than results, or the transposition stores some of them twice.
         warps = min(max(mt * kt // (4 if packs else 1) // 128, 1), 4)
         return (Program(self.op, count, ("scale", "rows", "packed"), numbers, constants, warps),)

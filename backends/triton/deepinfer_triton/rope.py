@@ -46,12 +46,12 @@ class RopeApply(TritonKernel):
         count = x.shape[0] * heads
         tile_rows = max(TILE // next_power_of_two(x.shape[-1]), 1)
         numbers = {
-            "xt": xt, "xh": xh, "yt": yt, "yh": yh, "rows": count, "heads": heads, "kept": kept, "half": width // 2,
+            "xt": xt, "xh": xh, "yt": yt, "yh": yh, "rows": count, "kept": kept, "half": width // 2,
             "limit": call["table"].shape[0], "table_step": call["table"].stride[0],
             "position_step": call["positions"].stride[0],
         }
         constants = {
-            "ROWS": tile_rows, "KEPT": next_power_of_two(kept) if kept else 0,
+            "ROWS": tile_rows, "HEADS": heads, "KEPT": next_power_of_two(kept) if kept else 0,
             "HALF": next_power_of_two(width // 2) if width else 0,
             "INTERLEAVED": call["interleaved"], "INVERSE": call["inverse"],
         }

@@ -1,7 +1,6 @@
 """Byte codecs of the small float formats and block scales in Triton; rules as in `deepinfer.ops.quant.codec`.
 
-Values are float32, codes int32 or uint8. Division is true division. `amax` values are handled as their bits: for
-non-negative floats integer order is float order, and NaN lies above infinity, so no NaN gets lost in a max.
+Values are float32, codes int32 or uint8. Division is true division. Block maxima propagate NaN.
 """
 
 from __future__ import annotations
@@ -9,14 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-INF_BITS = tl.constexpr(0x7F800000)
 NAN_BITS = tl.constexpr(0x7FC00000)
 
 
 @triton.jit
-def magnitude_bits(x):
-    """|x| as the int32 whose order is that of the values."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def block_maximum(x):
+    """(largest finite |x| of each row of x [P, E], or 0; whether the row holds NaN or inf)."""
+    largest = tl.reduce(tl.abs(x), 1, _larger)
+    bad = (largest < float("inf")) == 0
+    return tl.where(bad, 0.0, largest), bad
 
 
 @triton.jit
@@ -48,23 +53,30 @@ def ue8m0_decode(byte):
 
 
 @triton.jit
-def e2m1_encode(x):
-    """int32 codes 0..15, nearest with ties to the even code, saturating; NaN gives 0."""
+def e2m1_encode(x, BOUNDED: tl.constexpr = False):
+    """int32 codes 0..15, nearest with ties to the even code, saturating; NaN gives any code.
+
+    Codes are spaced by half of max(1, 2^floor(log2 |x|)). Adding 2^22 times that power of two rounds to this spacing
+    in hardware and leaves the number of steps in the lowest bits; each further power of two is two codes on, and the
+    exponent of the sum counts them. BOUNDED promises |x| <= 6.
+    """
+    bits = x.to(tl.int32, bitcast=True)
     size = tl.abs(x)
-    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
-    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
-    code += (size > 5.0).to(tl.int32)
-    sign = (x.to(tl.int32, bitcast=True) >> 28) & 8
-    return code | tl.where(size == size, sign, 0)
+    field = bits & 0x7F800000
+    if not BOUNDED:
+        size = tl.minimum(size, 6.0)
+        field = tl.minimum(field, 0x40800000)
+    power = tl.maximum(field, 0x3F800000).to(tl.float32, bitcast=True)
+    # 3 more makes 6 steps more, so that with twice the exponent of 2^22 (298) the sum is 0 modulo 8
+    steps = tl.fma(power, tl.full(x.shape, 4194307.0, tl.float32), size).to(tl.uint32, bitcast=True)
+    sign = bits.to(tl.uint32, bitcast=True) >> 28  # its lower three bits are not the sign's
+    return (sign ^ ((sign ^ (steps + (steps >> 22))) & 7)).to(tl.int32)
 
 
 @triton.jit
 def e2m1_decode(code):
-    """float32 of int32 codes 0..15, by building the bits."""
-    size = code & 7
-    bits = ((126 + (size >> 1)) << 23) | ((size & 1) << 22)
-    bits = tl.where(size == 1, 0x3F000000, tl.where(size == 0, 0, bits))
-    return (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True)
+    """float32 of int32 codes 0..15: the bits of a float32 2^126 times smaller, exact even where that is subnormal."""
+    return (((code & 7) << 22) | ((code & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37
 
 
 @triton.jit
@@ -86,24 +98,53 @@ def nan_where(bad, value):
 
 
 @triton.jit
-def quotient(x, scale):
+def over(value, TOP: tl.constexpr, NORMAL: tl.constexpr):
+    """The correctly rounded value / TOP of finite values; NORMAL promises values of 2^-50 and more.
+
+    Normal ones need no range check: the product with the rounded reciprocal is corrected by its exact residual.
+    """
+    if NORMAL:
+        first = value * (1.0 / TOP)
+        rest = tl.fma(-first, tl.full(value.shape, TOP, tl.float32), value)
+        made = tl.fma(rest, tl.full(value.shape, 1.0 / TOP, tl.float32), first)
+    else:
+        made = tl.div_rn(value, TOP)
+    return made
+
+
+@triton.jit
+def reciprocal(scale):
+    """The correctly rounded 1 / scale of scales between 2^-60 and 2^125, or NaN.
+
+    A Newton step makes it of the hardware's reciprocal, whose error is below one unit in the last place, except for a
+    mantissa of all ones (Markstein 1990), whose reciprocal is one unit above a power of two.
+    """
+    first = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [scale], tl.float32, True, 1)
+    near = tl.fma(first, tl.fma(-scale, first, tl.full(scale.shape, 1.0, tl.float32)), first)
+    bits = scale.to(tl.int32, bitcast=True)
+    special = (0x7E800001 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
+    return tl.where((bits & 0x7FFFFF) == 0x7FFFFF, special, near)
+
+
+@triton.jit
+def quotient(x, scale, NORMAL: tl.constexpr):
     """The correctly rounded x / scale of rows x [P, E] with |x| <= 1000 * scale [P]; a NaN scale makes its row NaN.
 
-    One true division per row, then per element a residual step, which rounds correctly when the reciprocal does
-    (Markstein 1990). Both sides are first scaled by the power of two that brings the divisor near 1, so that nothing
-    overflows; what underflows then is far below the smallest code.
+    One reciprocal per row, then per element a residual step, which rounds correctly when the reciprocal does
+    (Markstein 1990); written so that it keeps the sign of a zero. Unless NORMAL promises scales of 2^-60 and more,
+    both sides are first scaled by the power of two that brings the divisor near 1, so that nothing that matters
+    underflows; what underflows then is far below the smallest code.
     """
-    field = scale.to(tl.int32, bitcast=True) >> 23
-    bits = tl.where(field >= 254, 0x400000, (254 - tl.minimum(field, 253)) << 23)
-    bits = tl.where(field == 0, 0x7F000000, bits)
-    power = bits.to(tl.float32, bitcast=True)
-    divisor = scale * power
-    near = tl.div_rn(1.0, divisor)
-    wide = x * power[:, None]
+    wide, divisor = x, scale
+    if not NORMAL:
+        field = scale.to(tl.int32, bitcast=True) >> 23
+        bits = tl.where(field >= 254, 0x400000, (254 - tl.minimum(field, 253)) << 23)
+        power = tl.where(field == 0, 0x7F000000, bits).to(tl.float32, bitcast=True)
+        wide, divisor = x * power[:, None], scale * power
+    near = reciprocal(divisor)
     first = wide * near[:, None]
-    rest = tl.fma(-first, tl.broadcast_to(divisor[:, None], x.shape), wide)
-    made = tl.fma(rest, tl.broadcast_to(near[:, None], x.shape), first)
-    return tl.where(wide == 0.0, first, made)  # the residual step would lose the sign of a zero
+    rest = tl.fma(first, tl.broadcast_to(divisor[:, None], x.shape), -wide)
+    return tl.fma(rest, tl.broadcast_to(-near[:, None], x.shape), first)
 
 
 @triton.jit
@@ -113,26 +154,49 @@ def ue8m0_reciprocal(byte):
 
 
 @triton.jit
-def fp8_blocks(x, floor, UE8M0: tl.constexpr):
-    """Quantise rows of x [P, E], one block each: (payload uint8 [P, E], scale [P] as stored: float32 or int32 byte)."""
-    largest = tl.max(magnitude_bits(x), axis=1)
-    bad = largest >= INF_BITS
-    size = tl.maximum(tl.where(bad, 0, largest).to(tl.float32, bitcast=True), floor)
-    ratio = tl.div_rn(size, 448.0)
-    if UE8M0:
-        stored = tl.where(bad, 255, ue8m0_encode(ratio))
+def ue8m0_quotient(largest, TOP: tl.constexpr):
+    """int32 ue8m0 exponent of the rounded largest / TOP, TOP 448 or 6, if it is at least 2^-125; else some int32 <= 2.
+
+    Both are a power of two times 1.75 or 1.5, and the quotient is a power of two exactly when the mantissas are equal.
+    """
+    shift: tl.constexpr = 8 if TOP == 448.0 else 2
+    carry: tl.constexpr = 0x1FFFFF if TOP == 448.0 else 0x3FFFFF
+    return ((largest.to(tl.int32, bitcast=True) + carry) >> 23) - shift
+
+
+@triton.jit
+def ue8m0_scaled(x, stored, bad):
+    """x [P, E] over the scales of exponents [P] from 1 to 253, exactly; rows that are `bad` become NaN."""
+    factor = tl.where(bad, NAN_BITS, (254 - stored) << 23).to(tl.float32, bitcast=True)
+    return x * factor[:, None]
+
+
+@triton.jit
+def fp8_blocks(x, floor, UE8M0: tl.constexpr, NORMAL: tl.constexpr):
+    """Quantise rows of x [P, E], one block each: (payload uint8 [P, E], scale [P] as stored: float32 or int32 byte).
+
+    NORMAL: the floor keeps scales at 2^-60 and above.
+    """
+    largest, bad = block_maximum(x)
+    largest = tl.maximum(largest, floor)
+    if UE8M0 and NORMAL:
+        stored = ue8m0_quotient(largest, 448.0)
+        value = ue8m0_scaled(x, stored, bad)
+        stored = tl.where(bad, 255, stored)
+    elif UE8M0:
+        stored = tl.where(bad, 255, ue8m0_encode(tl.div_rn(largest, 448.0)))
         value = x * ue8m0_reciprocal(stored)[:, None]
     else:
+        ratio = over(largest, 448.0, NORMAL)
         stored = nan_where(bad, tl.where(ratio == 0.0, 1.0, ratio))
-        value = quotient(x, stored)
+        value = quotient(x, stored, NORMAL)
     return e4m3_encode(value), stored  # every value of a bad block is NaN by now, whose code is 0x7F
 
 
 @triton.jit
-def mxfp4_blocks(x, floor):
-    """As `fp8_blocks` in e2m1: (codes int32 [P, E], exponent bytes int32 [P])."""
-    largest = tl.max(magnitude_bits(x), axis=1)
-    bad = largest >= INF_BITS
-    size = tl.maximum(tl.where(bad, 0, largest).to(tl.float32, bitcast=True), floor)
-    stored = tl.where(bad, 255, ue8m0_encode(tl.div_rn(size, 6.0)))
-    return e2m1_encode(x * ue8m0_reciprocal(stored)[:, None]), stored
+def mxfp4_blocks(x):
+    """As `fp8_blocks` in e2m1 with exponents of 1 and more: (pairs of codes uint8 [P, E / 2], exponents int32 [P])."""
+    largest, bad = block_maximum(x)
+    stored = tl.maximum(ue8m0_quotient(largest, 6.0), 1)
+    code = pack_pairs(e2m1_encode(ue8m0_scaled(x, stored, bad), True))
+    return tl.where(bad[:, None], 0, code).to(tl.uint8), tl.where(bad, 255, stored)

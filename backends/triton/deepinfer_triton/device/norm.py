@@ -7,24 +7,34 @@ import triton.language as tl
 
 
 @triton.jit
-def _scaled(value, weight, column, inside, d, eps):
-    """value [ROWS, BLOCK] / rms of its rows * weight."""
+def _scaled(value, gain, d, eps):
+    """value [ROWS, BLOCK] / rms of its rows * gain [BLOCK]."""
     mean = tl.div_rn(tl.sum(value * value, axis=1), d.to(tl.float32))
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    return value * scale[:, None] * gain[None, :]
+    return value * scale[:, None] * gain.to(tl.float32)[None, :]
 
 
 @triton.jit
-def rms_norm(x, weight, y, stride, rows, d, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """`y` is contiguous."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+def rms_norm(x, weight, y, stride, rows, d, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr):
+    """`y` is contiguous. A program takes TURNS times ROWS rows and loads the next ones before it reduces these."""
+    row = tl.program_id(0).to(tl.int64) * (ROWS * TURNS) + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = column < d
+    source = x + row[:, None] * stride + column[None, :]
+    target = y + row[:, None] * d + column[None, :]
     both = (row < rows)[:, None] & inside[None, :]
-    value = tl.load(x + row[:, None] * stride + column[None, :], mask=both, other=0.0).to(tl.float32)
-    made = _scaled(value, weight, column, inside, d, eps)
-    tl.store(y + row[:, None] * d + column[None, :], made.to(y.dtype.element_ty), mask=both)
+    held = tl.load(source, mask=both, other=0.0)
+    gain = tl.load(weight + column, mask=inside, other=0.0)
+    for turn in range(TURNS):
+        value, here = held.to(tl.float32), both
+        if TURNS > 1:
+            row += ROWS
+            source += ROWS * tl.cast(stride, tl.int64)
+            both = ((row < rows) & (turn + 1 < TURNS))[:, None] & inside[None, :]
+            held = tl.load(source, mask=both, other=0.0)
+        tl.store(target, _scaled(value, gain, d, eps).to(y.dtype.element_ty), mask=here)
+        if TURNS > 1:
+            target += ROWS * tl.cast(d, tl.int64)
 
 
 @triton.jit
@@ -38,8 +48,8 @@ def fused_add_rms_norm(
     both = (row < rows)[:, None] & inside[None, :]
     value = tl.load(x + row[:, None] * stride + column[None, :], mask=both, other=0.0).to(tl.float32)
     value += tl.load(residual + row[:, None] * step + column[None, :], mask=both, other=0.0).to(tl.float32)
+    gain = tl.load(weight + column, mask=inside, other=0.0)
     total = value.to(new_residual.dtype.element_ty)
     place = row[:, None] * d + column[None, :]
     tl.store(new_residual + place, total, mask=both)
-    made = _scaled(total.to(tl.float32), weight, column, inside, d, eps)
-    tl.store(y + place, made.to(y.dtype.element_ty), mask=both)
+    tl.store(y + place, _scaled(total.to(tl.float32), gain, d, eps).to(y.dtype.element_ty), mask=both)

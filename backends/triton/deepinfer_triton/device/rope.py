@@ -8,42 +8,45 @@ import triton.language as tl
 
 @triton.jit
 def apply(
-    x, positions, table, y, xt, xh, yt, yh, rows, heads, kept, half, limit, table_step, position_step,
-    ROWS: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
+    x, positions, table, y, xt, xh, yt, yh, rows, kept, half, limit, table_step, position_step, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
 ):
+    """All loads come before the first store: in between the compiler would keep their order."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    token, head = row // heads, row % heads
-    source = x + (token.to(tl.int64) * xt + head.to(tl.int64) * xh)[:, None]
-    target = y + (token.to(tl.int64) * yt + head.to(tl.int64) * yh)[:, None]
+    token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    source, target = x + (token * xt + head * xh)[:, None], y + (token * yt + head * yh)[:, None]
+    plain = tl.arange(0, max(KEPT, 1))[None, :]
+    plain_mask = there[:, None] & (plain < kept)
     if KEPT > 0:
-        column = tl.arange(0, KEPT)
-        mask = there[:, None] & (column < kept)[None, :]
-        tl.store(target + column[None, :], tl.load(source + column[None, :], mask=mask), mask=mask)
+        same_value = tl.load(source + plain, mask=plain_mask)
     if HALF > 0:
-        position = tl.load(positions + token.to(tl.int64) * position_step, mask=there, other=-1).to(tl.int64)
+        position = tl.load(positions + token * position_step, mask=there, other=-1).to(tl.int64)
         known = there & (position >= 0) & (position < limit)
-        k = tl.arange(0, HALF)
-        pair = there[:, None] & (k < half)[None, :]
-        angle = table + (tl.where(known, position, 0) * table_step)[:, None] + k[None, :]
+        k = tl.arange(0, HALF)[None, :]
+        pair = there[:, None] & (k < half)
+        angle = table + (tl.where(known, position, 0) * table_step)[:, None] + k
         asked = known[:, None] & pair
+        if INTERLEAVED:
+            column = tl.arange(0, 2 * HALF)[None, :]
+            wide = there[:, None] & (column < 2 * half)
+            value = tl.load(source + kept + column, mask=wide, other=0.0)
+            first, second = tl.split(tl.reshape(value, [ROWS, HALF, 2]))
+        else:
+            first = tl.load(source + kept + k, mask=pair, other=0.0)
+            second = tl.load(source + kept + half + k, mask=pair, other=0.0)
         cos = tl.load(angle, mask=asked, other=1.0)
         sin = tl.load(angle + half, mask=asked, other=0.0)
         if INVERSE:
             sin = -sin
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        same = tl.broadcast_to(known[:, None], [ROWS, HALF])
+        low = tl.where(same, (a * cos - b * sin).to(y.dtype.element_ty), first)
+        high = tl.where(same, (b * cos + a * sin).to(y.dtype.element_ty), second)
         if INTERLEAVED:
-            column = kept + tl.arange(0, 2 * HALF)
-            mask = there[:, None] & (column < kept + 2 * half)[None, :]
-            value = tl.load(source + column[None, :], mask=mask, other=0.0)
-            first, second = tl.split(tl.reshape(value.to(tl.float32), [ROWS, HALF, 2]))
-            made = tl.interleave(first * cos - second * sin, second * cos + first * sin)
-            same = tl.broadcast_to(known[:, None], [ROWS, 2 * HALF])
-            tl.store(target + column[None, :], tl.where(same, made.to(y.dtype.element_ty), value), mask=mask)
+            tl.store(target + kept + column, tl.interleave(low, high), mask=wide)
         else:
-            low, high = kept + k[None, :], kept + half + k[None, :]
-            first = tl.load(source + low, mask=pair, other=0.0)
-            second = tl.load(source + high, mask=pair, other=0.0)
-            a, b = first.to(tl.float32), second.to(tl.float32)
-            same = tl.broadcast_to(known[:, None], [ROWS, HALF])
-            tl.store(target + low, tl.where(same, (a * cos - b * sin).to(y.dtype.element_ty), first), mask=pair)
-            tl.store(target + high, tl.where(same, (b * cos + a * sin).to(y.dtype.element_ty), second), mask=pair)
+            tl.store(target + kept + k, low, mask=pair)
+            tl.store(target + kept + half + k, high, mask=pair)
+    if KEPT > 0:
+        tl.store(target + plain, same_value, mask=plain_mask)
