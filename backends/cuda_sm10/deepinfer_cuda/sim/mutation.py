@@ -1,21 +1,23 @@
 """Broken variants of PTX kernels, to measure what the simulator's checker catches.
 
-A mutant changes one statement of a kernel the way a programmer gets it wrong: a synchronisation is dropped, a byte
-count, parity, stage or descriptor field is off. The share of mutants that end in an error, a finding or a wrong result
-is the mutation score.
-Invariants: every mutant is valid PTX, differs from the original in one line, and names that line.
+A mutant changes one place of a kernel the way a programmer gets it wrong: a synchronisation is dropped, a byte count,
+parity, stage or descriptor field is off. The share of mutants that end in an error, a finding or a wrong result is the
+mutation score.
+Invariants: every mutant is valid PTX and differs from the original in one statement (a cluster barrier in its two
+halves, the "everywhere" kinds in all statements of a kind); its name, kind and ordinal among that kind's sites, stays
+the same as long as the kernel's synchronisation does.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 # Statements whose removal leaves valid PTX. Results of dropped waits are not used by anything but their own loop.
 DROPPED = (
-    "fence.mbarrier_init",
-    "fence.proxy",
+    "fence.",
     "tcgen05.fence",
     "tcgen05.wait",
     "tcgen05.commit",
@@ -26,6 +28,7 @@ DROPPED = (
     "mbarrier.arrive",
     "mbarrier.init",
     "bar.sync",
+    "bar.warp.sync",
     "barrier.sync",
     "barrier.cluster",
     "cp.async.bulk.wait_group",
@@ -33,6 +36,10 @@ DROPPED = (
     "cp.async.commit_group",
     "cp.async.wait_group",
     "cp.async.wait_all",
+)
+# Statements of which each single one may be covered by a neighbour: all of a kind are dropped together as well.
+EVERYWHERE = (
+    "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", "bar.warp.sync", "fence.proxy.async",
 )
 STATEMENT = re.compile(r"^\s*(?P<guard>@!?[%\w]+\s+)?(?P<op>[a-z][\w.:]*)\s*(?P<args>.*);(?P<rest>[^;]*)$")
 
@@ -42,13 +49,30 @@ class Mutant:
     """One broken kernel: what was done, to which line (1-based) of the original, and the whole new text."""
 
     kind: str
+    site: int
     line: int
     statement: str
     text: str
     probe: str  # the original with a trap in place of the statement: a clean run proves the line is never reached
 
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.site}"
+
     def __str__(self) -> str:
-        return f"{self.kind} at PTX line {self.line}: {self.statement[:100]}"
+        return f"{self.name} at PTX line {self.line}: {self.statement[:100]}"
+
+
+def entry(ptx: str, symbol: str) -> str:
+    """The module reduced to one kernel, so that no mutant lands in a kernel that is not run."""
+    kernels = [(found.start(), found[2]) for found in re.finditer(r"^(\.visible )?\.entry (\w+)\(", ptx, re.M)]
+    start = next(at for at, name in kernels if name == symbol)
+    depth = 0
+    for brace in re.compile(r"[{}]").finditer(ptx, start):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return ptx[: kernels[0][0]] + ptx[start : brace.end()] + "\n"
+    raise ValueError(f"{symbol} has no end")
 
 
 def _operands(args: str) -> list[str]:
@@ -62,59 +86,103 @@ def _operands(args: str) -> list[str]:
     return parts
 
 
-def _changed(op: str, operands: list[str], index: int, bits: int, instruction: str, value: str) -> str:
-    """The statement with operand `index` replaced by `instruction operand, value`, in a scope of its own."""
-    changed = list(operands)
-    changed[index] = "%mutant"
-    return f"{{ .reg .b{bits} %mutant; {instruction} %mutant, {operands[index]}, {value}; {op} {', '.join(changed)}; }}"
+@dataclass(frozen=True)
+class _Statement:
+    guard: str
+    op: str
+    operands: list[str]
+
+    def changed(self, index: int, bits: int, instruction: str, value: str) -> str:
+        """This with operand `index` replaced by `instruction operand, value`, in a scope of its own."""
+        moved = [*self.operands[:index], "%mutant", *self.operands[index + 1 :]]
+        prepare = f".reg .b{bits} %mutant; {instruction} %mutant, {self.operands[index]}, {value};"
+        return f"{{ {prepare} {self.guard}{self.op} {', '.join(moved)}; }}"
+
+    def moved(self, index: int, delta: int) -> str:
+        """This with the address operand `index` moved by `delta` bytes."""
+        base, _, offset = self.operands[index][1:-1].partition("+")
+        place = f"[{base}+{int(offset or 0) + delta}]"
+        return f"{self.guard}{self.op} {', '.join([*self.operands[:index], place, *self.operands[index + 1 :]])};"
 
 
-def _shifted(operand: str, delta: int) -> str:
-    """[base+k] with k moved by delta bytes."""
-    base, _, offset = operand[1:-1].partition("+")
-    return f"[{base}+{int(offset or 0) + delta}]"
+def _waits(s: _Statement) -> Iterator[tuple[str, str]]:
+    if ("try_wait.parity" in s.op or "test_wait.parity" in s.op) and len(s.operands) >= 3:
+        yield "wait passes at once", f"{s.guard}setp.eq.u32 {s.operands[0]}, 0, 0;"
+        yield "wait for the other phase", s.changed(2, 32, "xor.b32", "1")
+        yield "wait on previous barrier", s.moved(1, -8)
+        yield "wait on next barrier", s.moved(1, 8)
 
 
-def _variants(op: str, operands: list[str]) -> Iterator[tuple[str, str]]:
-    """(kind, replacement statement) for one statement; an empty replacement drops it."""
-    if op.startswith(DROPPED):
-        yield f"drop {'.'.join(op.split('.')[:2])}", ""
-    if "expect_tx" in op:
-        yield "bytes +16", _changed(op, operands, len(operands) - 1, 32, "add.s32", "16")
-        yield "bytes -16", _changed(op, operands, len(operands) - 1, 32, "add.s32", "-16")
-    if ("try_wait.parity" in op or "test_wait.parity" in op) and len(operands) >= 3:
-        yield "phase flipped", _changed(op, operands, 2, 32, "xor.b32", "1")
-        yield "stage of wait", f"{op} {operands[0]}, {_shifted(operands[1], -8)}, {', '.join(operands[2:])};"
-    if op.startswith(("mbarrier.arrive", "tcgen05.commit")):
-        at = next(i for i, o in enumerate(operands) if o.startswith("["))
-        moved = [*operands[:at], _shifted(operands[at], 8), *operands[at + 1 :]]
-        yield "stage of arrive", f"{op} {', '.join(moved)};"
-    if op.startswith("mbarrier.init"):
-        yield "count +1", _changed(op, operands, 1, 32, "add.s32", "1")
-    if op.startswith(("wgmma.mma_async", "tcgen05.mma")):
+def _arrivals(s: _Statement) -> Iterator[tuple[str, str]]:
+    if s.op.startswith(("mbarrier.arrive", "tcgen05.commit")):
+        at = next(i for i, o in enumerate(s.operands) if o.startswith("["))
+        yield "arrive at next barrier", s.moved(at, 8)
+        yield "arrive at previous barrier", s.moved(at, -8)
+    if "expect_tx" in s.op:
+        yield "expect 16 bytes more", s.changed(len(s.operands) - 1, 32, "add.s32", "16")
+        yield "expect 16 bytes less", s.changed(len(s.operands) - 1, 32, "add.s32", "-16")
+    if s.op.startswith("mbarrier.init"):
+        yield "one arrival more", s.changed(1, 32, "add.s32", "1")
+
+
+def _products(s: _Statement) -> Iterator[tuple[str, str]]:
+    if s.op.startswith(("wgmma.mma_async", "tcgen05.mma")):
         for index, name in ((1, "A"), (2, "B")):
-            if not operands[index].startswith("%rd"):
+            if not s.operands[index].startswith("%rd"):
                 continue
-            yield f"descriptor {name} start +32", _changed(op, operands, index, 64, "add.s64", "2")
-            yield f"descriptor {name} stride", _changed(op, operands, index, 64, "xor.b64", "0x2000000000")
-            yield f"descriptor {name} swizzle", _changed(op, operands, index, 64, "xor.b64", "0xC000000000000000")
-    if op.startswith("tcgen05.mma"):
-        yield "instruction descriptor format", _changed(op, operands, 3, 32, "xor.b32", "128")
-        yield "instruction descriptor N", _changed(op, operands, 3, 32, "xor.b32", "0x40000")
+            yield f"descriptor {name} start", s.changed(index, 64, "add.s64", "2")
+            yield f"descriptor {name} stride", s.changed(index, 64, "xor.b64", "0x2000000000")
+            yield f"descriptor {name} swizzle", s.changed(index, 64, "xor.b64", "0xC000000000000000")
+    if s.op.startswith("tcgen05.mma"):
+        yield "instruction format", s.changed(3, 32, "xor.b32", "128")
+        yield "instruction N", s.changed(3, 32, "xor.b32", "0x40000")
+
+
+def _variants(s: _Statement) -> Iterator[tuple[str, str]]:
+    """(kind, replacement) for one statement; an empty replacement drops it."""
+    if s.op.startswith(DROPPED):
+        yield f"drop {'.'.join(s.op.split('.')[:3])}", ""
+    yield from _waits(s)
+    yield from _arrivals(s)
+    yield from _products(s)
+
+
+def _parsed(lines: list[str]) -> Iterator[tuple[int, str, _Statement]]:
+    for number, line in enumerate(lines):
+        found = STATEMENT.match(line)
+        if found and ";" not in found["args"]:
+            yield number, line.strip(), _Statement(found["guard"] or "", found["op"], _operands(found["args"]))
+
+
+def _whole(lines: list[str], parsed: list[tuple[int, str, _Statement]]) -> Iterator[Mutant]:
+    """Both halves of each cluster barrier, and every statement of a kind at once."""
+    halves = [(n, line) for n, line, s in parsed if s.op.startswith("barrier.cluster.arrive")]
+    site = 0
+    for number, line in halves:
+        if number + 1 < len(lines) and "barrier.cluster.wait" in lines[number + 1]:
+            text = "\n".join([*lines[:number], "", "", *lines[number + 2 :]])
+            probe = "\n".join([*lines[:number], "trap;", *lines[number + 1 :]])
+            yield Mutant("drop cluster barrier", site, number + 1, line, text, probe)
+            site += 1
+    for op in EVERYWHERE:
+        gone = {n for n, _, s in parsed if s.op.startswith(op)}
+        if gone:
+            first = min(gone)
+            text = "\n".join("" if n in gone else line for n, line in enumerate(lines))
+            probe = "\n".join("trap;" if n in gone else line for n, line in enumerate(lines))
+            yield Mutant(f"drop every {op}", 0, first + 1, lines[first].strip(), text, probe)
 
 
 def mutants(ptx: str) -> Iterator[Mutant]:
-    """All mutants of a module's text, in line order."""
+    """All mutants of a module's text, in line order, then those of several statements."""
     lines = ptx.split("\n")
-    for number, line in enumerate(lines):
-        found = STATEMENT.match(line)
-        if not found or ";" in found["args"]:
-            continue
-        op, operands = found["op"], _operands(found["args"])
-        for kind, replacement in _variants(op, operands):
-            guard = found["guard"] or ""
-            if guard and replacement.startswith("{"):
-                continue  # a guard covers one instruction, not a scope
-            before, after = lines[:number], lines[number + 1 :]
-            body = "\n".join([*before, guard + replacement if replacement else "", *after])
-            yield Mutant(kind, number + 1, line.strip(), body, "\n".join([*before, f"{guard}trap;", *after]))
+    parsed = list(_parsed(lines))
+    sites: Counter[str] = Counter()
+    for number, line, statement in parsed:
+        before, after = lines[:number], lines[number + 1 :]
+        probe = "\n".join([*before, f"{statement.guard}trap;", *after])
+        for kind, replacement in _variants(statement):
+            text = "\n".join([*before, replacement, *after])
+            yield Mutant(kind, sites[kind], number + 1, line, text, probe)
+            sites[kind] += 1
+    yield from _whole(lines, parsed)

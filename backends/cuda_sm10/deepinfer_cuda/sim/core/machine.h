@@ -35,6 +35,8 @@ struct Config {
     bool checker = true;
     bool findings_fail = true;     // a launch with findings reports DI_LAUNCH_FAILED
     bool spurious_waits = false;   // try_wait may time out, elect picks any lane
+    bool split_warps = false;      // random schedule: lanes of a warp drift apart wherever nothing keeps them together
+    bool strict = false;           // rules that known-good kernels break and hardware forgives are kept to the letter
     u64 stall_instructions = 20'000'000;  // without progress, before a livelock is reported
     u32 max_findings = 64;
     u32 resident_ctas = 0;         // 0: as the occupancy rules of the profile give
@@ -64,6 +66,7 @@ struct Fragment {
     i64 token = -1;              // memory of a waiting instruction, -1 when fresh
     const char* why = nullptr;   // for deadlock dumps
     bool parked = false, released = false;  // bar.warp.sync
+    bool apart = false;          // split off by split_warps: does not merge before the lanes are synchronised
 };
 
 struct Warp {
@@ -88,6 +91,7 @@ struct Warp {
     u64 wgmma_issued = 0;         // ordinal of the next one, which pairs the four warps' parts
     std::shared_ptr<Pending> loads, stores;            // tcgen05.ld / st not waited for
     Clocks pipeline;              // tcgen05 operations issued by this warp so far
+    Clocks fenced;                // strict: what was known at the last tcgen05.fence::after_thread_sync
     // checker
     u32 agent = 0, clock = 1;
     Knowledge know;

@@ -102,7 +102,7 @@ void retire(Grid& g, Cluster& cl) {
             auto asynchronous = [](Epoch x) { return x.clock && x.agent % kAgentsPerCta >= kWarpAgents; };
             if (asynchronous(cell.r) && !known.covers(cell.r)) e = &cell.r, inst = cell.r_inst;
             if (asynchronous(cell.w) && !known.covers(cell.w)) e = &cell.w, inst = cell.w_inst;
-            if (e && !g.program->code[inst].outlives_cta) {
+            if (e && (g.machine->config.strict || !g.program->code[inst].outlives_cta)) {
                 g.check.report(who, "CTA exits although nothing waited for an asynchronous operation that uses its shared memory", &g.program->code[inst]);
                 break;
             }

@@ -21,7 +21,7 @@ int pick(Warp& w, Machine& m) {
         w.yielded = ~0u;
         if (after >= 0) return after;
     }
-    if (n > 1 && m.config.schedule == Schedule::random && m.random(8) == 0) {
+    if (n > 1 && m.config.schedule == Schedule::random && (m.config.split_warps || m.random(8) == 0)) {
         u64 k = m.random(n);
         for (size_t i = 0; i < w.frags.size(); ++i)
             if (can_run(w.frags[i]) && k-- == 0) return (int)i;
@@ -33,14 +33,27 @@ void merge(Warp& w) {
     for (size_t i = 0; i < w.frags.size(); ++i)
         for (size_t j = i + 1; j < w.frags.size();) {
             Fragment &a = w.frags[i], &b = w.frags[j];
-            if (a.pc == b.pc && a.token < 0 && b.token < 0 && !a.parked && !b.parked) {
-                a.lanes |= b.lanes;
+            if (a.pc == b.pc && a.token < 0 && b.token < 0 && !a.parked && !b.parked && !(a.apart && b.apart)) {
+                a.lanes |= b.lanes, a.apart = false;
                 a.watch = nullptr, a.why = nullptr;
                 w.frags.erase(w.frags.begin() + j);
             } else {
                 ++j;
             }
         }
+}
+
+// Independent thread scheduling lets any lanes run ahead of the others until an instruction synchronises them. Lane 0 alone is
+// tried most, because it is what kernels elect.
+bool drift_apart(Warp& w, Fragment& f, Machine& m) {
+    if (f.apart || f.token >= 0 || f.parked || !(f.lanes & (f.lanes - 1)) || m.random(6)) return false;
+    u32 some = m.random(2) ? f.lanes & -f.lanes : f.lanes & u32(m.random(1ull << 32));
+    if (!some || some == f.lanes) return false;
+    Fragment other;
+    other.pc = f.pc, other.lanes = some, other.apart = true;
+    f.lanes &= ~some, f.apart = true;
+    w.frags.push_back(other);
+    return true;
 }
 
 void check_pending(X& x, const Inst& in, u32 lanes) {
@@ -102,6 +115,7 @@ bool warp_can_run(const Warp& w) {
 bool converge(X& x, u32 lanes, u32 needed) {
     needed &= x.w.live;
     if ((needed & ~lanes) == 0) return true;
+    x.frag->apart = false;
     x.block("other lanes of the warp", &x.w.events);
     return false;
 }
@@ -117,6 +131,7 @@ u64 run_warp(Warp& w, u64 budget) {
         if (i < 0) break;
         X x{m, g, *cta.cluster, cta, w, &w.frags[i], 0, false, false, 0, {}, w.regs.data(), g.program->constants.data()};
         x.frag->watch = nullptr, x.frag->why = nullptr;
+        if (m.config.split_warps && m.config.schedule == Schedule::random && drift_apart(w, *x.frag, m)) continue;
         bool alone = w.frags.size() == 1;
         bool leave = false, leave_by_split = false;
         while (ran < budget && !leave) {
@@ -134,7 +149,10 @@ u64 run_warp(Warp& w, u64 budget) {
                 if (w.pending_total) check_pending(x, in, lanes);
                 if (in.touches_wgmma && !in.is_wgmma) w.wgmma_fenced = false;
                 if (!in.aligned || converge(x, lanes, w.live)) in.fn(x, in, lanes);
-                if (x.blocked) break;
+                if (x.blocked) {
+                    if (m.config.split_warps) merge(w);  // the others may wait at this very instruction
+                    break;
+                }
                 if (x.exited || !x.jumps.empty()) {
                     f.token = -1;
                     if (!x.exited && x.jumps.size() == 1 && x.jumps[0].second == f.lanes && alone) {
@@ -154,7 +172,7 @@ u64 run_warp(Warp& w, u64 budget) {
                 budget = ran;
             } else if (!alone) {
                 for (auto& o : w.frags)
-                    if (&o != &f && o.pc <= f.pc && (o.pc == f.pc || can_run(o))) leave = true;
+                    if (&o != &f && o.pc <= f.pc && (o.pc == f.pc || can_run(o)) && !(o.apart && f.apart)) leave = true;
                 if (leave) {
                     merge(w);
                     leave_by_split = true;  // x.frag may be gone

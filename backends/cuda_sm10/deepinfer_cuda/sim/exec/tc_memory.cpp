@@ -29,6 +29,20 @@ Cta& pair_cta(X& x, const Inst&, u32 which) { return x.cl.cta((x.cta.rank & ~1u)
 
 namespace {
 
+// Strict: uses by other threads are ordered after the allocation as after any tcgen05 access, by fences.
+void own_columns(X& x, const Inst& in, u32 col, u32 n) {
+    Tmem& t = *x.cta.tmem;
+    Epoch self{x.w.agent, x.w.clock};
+    for (u32 c = col; c < col + n; ++c)
+        for (u32 g = 0; g < kTmemLanes / 16; ++g) {
+            Cell& cell = t.shadow[g * kTmemColumns + c];
+            cell = {};
+            cell.w = self, cell.w_mask = 1, cell.w_inst = u32(&in - x.g.program->code.data());
+        }
+    x.w.know.tensor.raise(self);
+    warp_tick(x.w);
+}
+
 void alloc(X& x, const Inst& in, u32 lanes) {
     use_tensor_memory(x, in, int(in.k[1]));
     Tmem& t = *x.cta.tmem;
@@ -40,6 +54,7 @@ void alloc(X& x, const Inst& in, u32 lanes) {
         for (u32 i = c; i < c + n; ++i) free &= t.owner[i] == 0;
         if (!free) continue;
         for (u32 i = c; i < c + n; ++i) t.owner[i] = t.next;
+        if (x.g.check.on && x.m.config.strict) own_columns(x, in, c, n);
         ++t.next, ++x.m.progress;
         Place p = resolve(x, in, first_lane(lanes), Space::shared, x.src(in.s[1])[first_lane(lanes)] + u64(in.k[0]), 4, true);
         touch(x, in, first_lane(lanes), p, 4, Use::write);
@@ -63,7 +78,8 @@ void dealloc(X& x, const Inst& in, u32 lanes) {
         for (u32 l = 0; l < kTmemLanes; ++l) t.at(l, c) = 0xffffffffu;
         for (u32 g = 0; g < kTmemLanes / 16; ++g) {
             Cell& cell = t.shadow[g * kTmemColumns + c];
-            if (x.g.check.on && (!x.w.know.all.covers(cell.w) || !x.w.know.all.covers(cell.r)))
+            const Clocks& order = x.m.config.strict && x.g.program->tensor_fences ? x.w.know.tensor : x.w.know.all;
+            if (x.g.check.on && (!order.covers(cell.w) || !order.covers(cell.r)))
                 x.find(in, 0, "tensor memory is freed while an earlier access is not ordered before the dealloc");
             cell = {};
         }
@@ -181,7 +197,7 @@ void wait(X& x, const Inst& in, u32) {
 void fence(X& x, const Inst& in, u32) {
     if (!x.g.check.on) return;
     if (in.k[0]) x.w.know.tensor_out.join(x.w.know.tensor);  // before_thread_sync
-    else x.w.know.tensor.join(x.w.know.tensor_in);           // after_thread_sync
+    else x.w.know.tensor.join(x.w.know.tensor_in), x.w.fenced = x.w.know.all;  // after_thread_sync
 }
 
 // ---- commit --------------------------------------------------------------------------------------------------------

@@ -198,6 +198,10 @@ void set_desc(X& x, const Inst& in, u64 raw, Ty t, bool mn_major, MatrixDesc& m)
 void enter_pipeline(X& x, TcOp& op) {
     adopt(x, op);
     if (!x.g.check.on) return;
+    if (x.m.config.strict && x.g.program->tensor_fences) {  // a wait orders these operations through a fence only
+        op.know.all = x.w.fenced;
+        op.know.all.raise({x.w.agent, x.w.clock - 1});
+    }
     op.know.tensor.join(x.w.pipeline), op.know.all.join(x.w.pipeline);  // operations of one thread run in issue order
     x.w.pipeline.raise(op.self);
 }

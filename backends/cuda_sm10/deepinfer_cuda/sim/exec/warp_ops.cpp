@@ -141,8 +141,8 @@ void warp_sync(X& x, const Inst& in, u32 lanes) {
         if (&f != x.frag && f.parked && !f.released) here |= f.lanes;
     if ((need & x.w.live & ~here) == 0) {
         for (auto& f : x.w.frags)
-            if (&f != x.frag && f.parked) f.released = true;
-        x.frag->parked = x.frag->released = false;
+            if (&f != x.frag && f.parked) f.released = true, f.apart = false;
+        x.frag->parked = x.frag->released = x.frag->apart = false;
         ++x.w.events, ++x.m.progress;
         return;
     }
