@@ -152,10 +152,12 @@ struct GemmBf16 {
         }
     }
 
-    // A warpgroup without rows still takes part in the pipeline.
-    static __device__ __forceinline__ void skip(const Shared& smem, Pipe& pipe, uint32_t k_blocks) {
+    // A warpgroup without rows still takes part in the pipeline. Its warps go together: one that fell behind by a whole round of
+    // the stages would take a later phase of `full` for the one it waits for, and wait for ever.
+    static __device__ __forceinline__ void skip(const Shared& smem, Pipe& pipe, uint32_t k_blocks, int warpgroup) {
         for (uint32_t kb = 0; kb < k_blocks; ++kb, pipe.next()) {
             smem.full[pipe.stage].wait(pipe.phase);
+            named_sync(1 + warpgroup, 128);
             release(smem, pipe.stage);
         }
     }
@@ -256,7 +258,7 @@ struct GemmBf16 {
         for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
             const GroupTile at = own_tile(walk, index, place);
             if (warpgroup >= static_cast<int>(warpgroups_used(at))) {
-                skip(smem, pipe, k_blocks);
+                skip(smem, pipe, k_blocks, warpgroup);
                 continue;
             }
             float acc[kAccumulators];
