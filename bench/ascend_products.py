@@ -4,7 +4,7 @@
 
 One AI core's share is run on the simulator, whose timeline knows rates and waits (sim/src/cost.h); a launch of many
 tiles is that core's first tiles plus as many steady ones as its share holds. What the model leaves out (latency, bank
-conflicts, scalar programs, and for exchanges the links) makes every figure a lower bound. Memory bounds a launch as well:
+conflicts, scalar programs, and for exchanges the links) makes every figure a lower bound. Memory bounds a launch too:
 operands and results once at 1.6 TB/s. "limit" names the busiest unit, "cube" the share of the cube's peak reached.
 """
 
