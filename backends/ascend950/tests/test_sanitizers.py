@@ -1,0 +1,50 @@
+"""Simulator and kernels under the address and undefined-behaviour sanitizers, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deepinfer_ascend950.toolchain.gxx import find
+
+HERE = Path(__file__).parent
+TESTS = ("test_gemm.py", "test_mla.py", "test_cache.py", "test_ep.py", "test_sim_examples.py")
+
+
+def library(name: str) -> str:
+    """Path of a runtime library of the compiler; skips where it has none."""
+    done = subprocess.run([find(), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    path = done.stdout.strip()
+    if not os.path.isabs(path):
+        pytest.skip(f"the compiler has no {name}")
+    return path
+
+
+@pytest.mark.long
+def test_kernels_are_clean() -> None:
+    """Every kernel file runs; a report of a sanitizer ends the process."""
+    preload = " ".join(library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so"))
+    environment = os.environ | {
+        "LD_PRELOAD": preload,
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",  # leaks are Python's; stacks are fibers'
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": str(HERE),
+        "OMP_NUM_THREADS": "1",
+    }
+    # Broken kernels are left out: what they do outside their buffers is the simulator's to report.
+    chosen = [str(HERE / name) for name in TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "asc_sanitize", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-k", "not broken", *chosen],
+        env=environment,
+        cwd=HERE.parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=5400,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout
