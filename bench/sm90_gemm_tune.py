@@ -23,7 +23,6 @@ from sm90_gemm import sustained
 
 import deepinfer
 
-MORE = (Tile(64, 64, 12, 1), Tile(128, 64, 8, 1), Tile(64, 64, 12, 1, sums=True), Tile(128, 64, 8, 1, sums=True))
 LARGE = 2**34  # FLOP from which K is long enough without a split
 
 
@@ -40,7 +39,7 @@ def candidates(m: int, n: int, k: int) -> Iterator[tuple[str, Tile, bool]]:
             for band in (2, 4, 8) if not tile.sums else ():
                 yield f"{tile.symbol[15:]}_b{band}", replace_band(tile, band), False
         return
-    for tile in (*TILES, *MORE):
+    for tile in TILES:
         for parts in PARTS if tile.sums else (1,):
             tiles = -(-m // tile.rows) * -(-n // tile.cols)
             if parts == 1 or tiles * parts <= 2 * 132:

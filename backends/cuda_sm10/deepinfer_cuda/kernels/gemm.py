@@ -25,6 +25,7 @@ from deepinfer_cuda.tensor_map import slab_map
 
 WIDE, MASKED = 1, 2  # flags of di::Groups
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # of C, bias and D in layout/sums.cuh
+FOURS_IN_D, FOURS_IN_C = 1, 2  # flags of di::Output
 NO_MAP = Arg(bytes(128))  # for a tensor map that the launch does not use
 
 
@@ -287,7 +288,16 @@ def pack_output(product: Product) -> bytes:
     fields += [0, 0, 0] if c is None else [c.data_ptr(), *(step * c.element_size() for step in c.stride())]
     fields += [0, 0] if bias is None else [bias.data_ptr(), bias.stride(0) * bias.element_size()]
     types = (0 if tensor is None else TYPES[tensor.dtype] for tensor in (d, c, bias))
-    return struct.pack("<QqqqQqqQq4I", *fields, *types, 0)
+    flags = (FOURS_IN_D if in_fours(d) else 0) | (FOURS_IN_C if c is not None and in_fours(c) else 0)
+    return struct.pack("<QqqqQqqQq4I", *fields, *types, flags)
+
+
+def in_fours(tensor: torch.Tensor) -> bool:
+    """Whether columns 4i to 4i + 3 of every row lie side by side on a boundary of their size."""
+    size = 4 * tensor.element_size()
+    steps = [tensor.stride(axis) for axis in range(tensor.ndim - 1) if tensor.shape[axis] > 1]
+    aligned = tensor.data_ptr() % size == 0 and all(step % 4 == 0 for step in steps)
+    return aligned and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)
 
 
 KERNELS = (

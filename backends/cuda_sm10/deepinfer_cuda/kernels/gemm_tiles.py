@@ -14,7 +14,6 @@ from typing import ClassVar
 from deepinfer_cuda.kernels.base import Unit
 
 PARTS = (1, 2, 4, 8)  # 8 is the portable limit of a cluster; layout/sums.cuh needs powers of two
-CLUSTER_ROOM = 16  # SMs that every GPC has, so that clusters of up to 16 CTAs fill it without a rest
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -48,8 +47,8 @@ class Tile:
     @property
     def efficiency(self) -> float:
         """Rate relative to the largest tile where the matrix unit is the bound; measured on an H200 at 8192^3."""
-        known = {(128, 256): 1.0, (128, 128): 0.9, (64, 256): 0.91, (64, 128): 0.8}
-        return known.get((self.rows, self.cols), 0.7)
+        known = {(128, 256): 1.0, (128, 128): 0.9, (64, 256): 0.91, (64, 128): 0.8, (128, 64): 0.6, (64, 64): 0.6}
+        return known[self.rows, self.cols]
 
     @property
     def ctas(self) -> int:
@@ -83,10 +82,10 @@ class Tile:
         return 1024 + self.stages * stage + store + 8 * barriers
 
     def slots(self, units: int) -> int:
-        """Clusters that run at once on `units` SMs with one CTA on each."""
-        if self.parts == 1:
-            return max(units // self.cluster, 1)
-        return max(units // CLUSTER_ROOM * (CLUSTER_ROOM // self.ctas), 1)
+        """Clusters that run at once on `units` SMs with one CTA on each. Larger ones leave SMs over in some GPCs: an
+        H200 of 132 SMs holds 66 clusters of 2, 30 of 4 and 15 of 8 (cuOccupancyMaxActiveClusters)."""
+        usable = units if self.ctas <= 2 else units * 10 // 11
+        return max(usable // self.ctas, 1)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,8 @@ class Sm100Tile(Tile):
 
 TILES = (
     Tile(128, 256, 4, 2), Tile(128, 256, 4, 1), Tile(128, 128, 6, 1), Tile(64, 256, 5, 1), Tile(64, 128, 8, 1),
-    Tile(128, 128, 4, 1, sums=True), Tile(64, 128, 8, 1, sums=True),
+    Tile(64, 64, 12, 1), Tile(128, 128, 4, 1, sums=True), Tile(128, 64, 8, 1, sums=True),
+    Tile(64, 128, 8, 1, sums=True), Tile(64, 64, 12, 1, sums=True),
 )
 SM100_TILES = (
     Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
@@ -140,7 +140,7 @@ def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int
     share = ceil_div(depth, tile.parts)
     math = 2.0 * used * tile.cols * share / (tile.flops * tile.efficiency)
     loads = (used + tile.cols / tile.cluster) * share * 2 / 64
-    finish = (1000.0 if tile.sums else 0.0) + (1500.0 if tile.parts > 1 else 0.0)
+    finish = (2000.0 if tile.sums else 0.0) + (1500.0 if tile.parts > 1 else 0.0)
     return ceil_div(tiles, tile.slots(units)) * (max(math, loads) + 1500.0 + finish)
 
 

@@ -90,6 +90,7 @@ class Problem:
     out: torch.dtype = torch.bfloat16
     c: torch.dtype | None = None
     bias: torch.dtype | None = None
+    dense_c: bool = False  # else C is every second column of a wider matrix
 
     @property
     def needs_sums(self) -> bool:
@@ -98,9 +99,10 @@ class Problem:
         return self.out != torch.bfloat16 or self.c is not None or self.bias is not None or not aligned
 
     def addends(self, seed: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """C, as every second column of a wider matrix, and bias."""
+        """C and bias."""
         generator = torch.Generator().manual_seed(seed + 1)
-        c = None if self.c is None else integers(generator, self.rows, 2 * self.cols).to(self.c)[:, ::2]
+        step = 1 if self.dense_c else 2
+        c = None if self.c is None else integers(generator, self.rows, step * self.cols).to(self.c)[:, ::step]
         return c, None if self.bias is None else integers(generator, self.cols).to(self.bias)
 
     def tensors(self, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:

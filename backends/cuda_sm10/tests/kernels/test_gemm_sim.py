@@ -45,6 +45,8 @@ ADDED = [  # only for tiles whose sums pass through shared memory
     Problem(65, 72, 328, out=F32, c=F32, bias=BF16),
     Problem(3, 9, 64, bias=F32),
     Problem(129, 40, 0, out=F32, c=F32),
+    Problem(67, 76, 72, c=BF16, dense_c=True),
+    Problem(67, 76, 72, out=F32, c=F32, dense_c=True),
     Problem(300, 130, 136, counts=[70, 0, 1, 129, 64], out=F32),
     Problem(330, 9, 200, counts=[64, 1, 0, 100, 31], starts=[260, 200, 5, 7, 150], wide=True),
     Problem(90, 12, 64, counts=[37, 20], pitch=13),

@@ -16,6 +16,8 @@ namespace di {
 
 // Types of C, bias and D.
 constexpr uint32_t kBf16 = 0, kF16 = 1, kF32 = 2;
+// Output::flags: four neighbouring columns of D (of C) lie side by side on a boundary of their size.
+constexpr uint32_t kFoursInD = 1, kFoursInC = 2;
 
 // Where D lies and what is added to it; steps in bytes. `c` and `bias` may be null.
 struct Output {
@@ -25,7 +27,7 @@ struct Output {
     int64_t c_row_bytes, c_col_bytes;
     const uint8_t* bias;
     int64_t bias_bytes;
-    uint32_t type, c_type, bias_type, unused;
+    uint32_t type, c_type, bias_type, flags;
 };
 
 __device__ __forceinline__ float read_number(const uint8_t* at, uint32_t type) {
@@ -34,17 +36,48 @@ __device__ __forceinline__ float read_number(const uint8_t* at, uint32_t type) {
     return type == kF16 ? from_f16(bits) : __uint_as_float(static_cast<uint32_t>(bits) << 16);
 }
 
-__device__ __forceinline__ void write_number(uint8_t* at, uint32_t type, float value) {
+// Adds `count` neighbours, `step` bytes apart, to v[0..count).
+__device__ __forceinline__ void add_numbers(float (&v)[4], const uint8_t* at, int64_t step, uint32_t type, uint32_t count) {
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j)
+        if (j < count) v[j] += read_number(at + j * step, type);
+}
+
+// As add_numbers, four that lie side by side; bf16 or float32.
+__device__ __forceinline__ void add_four(float (&v)[4], const uint8_t* at, uint32_t type) {
+    if (type == kF32) {
+        const float4 x = *reinterpret_cast<const float4*>(at);
+        v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+    } else {
+        const uint2 x = *reinterpret_cast<const uint2*>(at);
+        v[0] += __uint_as_float(x.x << 16), v[1] += __uint_as_float(x.x & 0xFFFF0000u);
+        v[2] += __uint_as_float(x.y << 16), v[3] += __uint_as_float(x.y & 0xFFFF0000u);
+    }
+}
+
+__device__ __forceinline__ void write_numbers(const float (&v)[4], uint8_t* at, int64_t step, uint32_t type, uint32_t count) {
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j)
+        if (j < count) {
+            if (type == kF32)
+                *reinterpret_cast<float*>(at + j * step) = v[j];
+            else
+                *reinterpret_cast<uint16_t*>(at + j * step) = static_cast<uint16_t>(pack_bf16(v[j], 0.f));
+        }
+}
+
+__device__ __forceinline__ void write_four(const float (&v)[4], uint8_t* at, uint32_t type) {
     if (type == kF32)
-        *reinterpret_cast<float*>(at) = value;
+        *reinterpret_cast<float4*>(at) = make_float4(v[0], v[1], v[2], v[3]);
     else
-        *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(pack_bf16(value, 0.f));
+        *reinterpret_cast<uint2*>(at) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
 }
 
 // kRows x kCols sums of one band, owned by kThreads threads (a warp, or warps that share named barrier `id`).
 template <int kRows, int kCols, int kThreads>
 struct SumBand {
     static constexpr int kBytes = kRows * kCols * 4;
+    static constexpr uint32_t kLanes = kCols / 4;  // threads of one row
     float* sums;
     Barrier *ready, *taken;  // one arrival per part
     uint32_t id;
@@ -77,41 +110,47 @@ struct SumBand {
             if (thread < parts) ready->arrive_cluster(thread);
             ready->wait_cluster(phase);
         }
+        static_assert(kThreads % kLanes == 0, "a row has a thread for every four columns");
         const uint32_t share = kRows / parts, first = rank * share;
         const uint32_t end = first + share < rows ? first + share : rows;
-        for (uint32_t r = first + thread / 32; r < end; r += kThreads / 32)
-            finish(parts, rank, out, out.data + slab * out.slab_bytes + (row + r) * out.row_bytes,
-                   out.c + (row + r) * out.c_row_bytes, r, col, cols, thread % 32);
+        const uint32_t c = thread % kLanes * 4, n = col + c;
+        if (n < cols)
+            for (uint32_t r = first + thread / kLanes; r < end; r += kThreads / kLanes) {
+                float v[4];
+                add_parts(v, parts, rank, index(r, c));
+                finish(v, out, slab, row + r, n, cols - n < 4 ? cols - n : 4);
+            }
         if (parts > 1) {
             sync();
             if (thread < parts) taken->arrive_cluster(thread);
         }
     }
 
-    __device__ __forceinline__ void finish(uint32_t parts, uint32_t rank, const Output& out, uint8_t* d, const uint8_t* c,
-                                           uint32_t r, uint32_t col, uint32_t cols, uint32_t lane) const {
-        constexpr int kPieces = kCols / 32;
-        float total[kPieces] = {};
+    // The sums of four columns from chunk `at` of every part, in the parts' order.
+    __device__ __forceinline__ void add_parts(float (&v)[4], uint32_t parts, uint32_t rank, uint32_t at) const {
+        v[0] = v[1] = v[2] = v[3] = 0.f;
         for (uint32_t part = 0; part < parts; ++part) {
-            if (part == rank) {
-#pragma unroll
-                for (int i = 0; i < kPieces; ++i) total[i] += sums[index(r, lane + i * 32)];
-            } else {
-                const uint32_t remote = map_shared(sums, part);
-#pragma unroll
-                for (int i = 0; i < kPieces; ++i) total[i] += load_cluster(remote + index(r, lane + i * 32) * 4);
-            }
+            const float4 x = part == rank ? *reinterpret_cast<const float4*>(sums + at)
+                                          : load_cluster(map_shared(sums + at, part));
+            v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
         }
-#pragma unroll
-        for (int i = 0; i < kPieces; ++i) {
-            const int64_t n = col + lane + i * 32;
-            if (n < cols) {
-                float value = total[i];
-                if (out.c) value += read_number(c + n * out.c_col_bytes, out.c_type);
-                if (out.bias) value += read_number(out.bias + n * out.bias_bytes, out.bias_type);
-                write_number(d + n * out.col_bytes, out.type, value);
-            }
+    }
+
+    static __device__ __forceinline__ void finish(float (&v)[4], const Output& out, int64_t slab, int64_t row, int64_t n,
+                                                  uint32_t count) {
+        if (out.c) {
+            const uint8_t* c = out.c + row * out.c_row_bytes + n * out.c_col_bytes;
+            if (out.flags & kFoursInC && count == 4)
+                add_four(v, c, out.c_type);
+            else
+                add_numbers(v, c, out.c_col_bytes, out.c_type, count);
         }
+        if (out.bias) add_numbers(v, out.bias + n * out.bias_bytes, out.bias_bytes, out.bias_type, count);
+        uint8_t* d = out.data + slab * out.slab_bytes + row * out.row_bytes + n * out.col_bytes;
+        if (out.flags & kFoursInD && count == 4)
+            write_four(v, d, out.type);
+        else
+            write_numbers(v, d, out.col_bytes, out.type, count);
     }
 };
 

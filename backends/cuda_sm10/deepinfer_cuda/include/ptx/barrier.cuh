@@ -113,10 +113,13 @@ __device__ __forceinline__ uint32_t map_shared(const void* p, uint32_t rank) {
     return remote;
 }
 
-__device__ __forceinline__ float load_cluster(uint32_t address) {
-    float value;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-    return value;
+__device__ __forceinline__ float4 load_cluster(uint32_t address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
 }
 
 // Number of CTAs in the cluster.
