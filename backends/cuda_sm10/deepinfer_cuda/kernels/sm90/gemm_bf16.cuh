@@ -44,6 +44,8 @@ struct GemmBf16 {
     static constexpr int kBoxN = kBlockN / kCluster;  // rows of B that one CTA loads
     static constexpr int kStoreTile = 64 * 64 * 2;  // staging of one 64 x 64 piece of D
     static constexpr int kStoreBuffers = 2;
+    // Copies that may still read their staging when the next piece is laid down: a tile of one piece uses one buffer only.
+    static constexpr int kPending = kBlockN / 64 < kStoreBuffers ? 0 : kStoreBuffers - 1;
     using Band = SumBand<64, kBlockN, 128>;
     static constexpr int kBytesStore = kMathGroups * (kSums ? Band::kBytes : kStoreBuffers * kStoreTile);
     static constexpr int kBarriers = 2 * kStages + (kSums ? 2 * kMathGroups : 0);
@@ -200,7 +202,7 @@ struct GemmBf16 {
         for (int piece = 0; piece < kBlockN / 64; ++piece) {
             uint8_t* tile = smem.store + (warpgroup * kStoreBuffers + piece % kStoreBuffers) * kStoreTile;
             const uint32_t col = at.col + piece * 64;
-            if (thread == 0) tma_store_wait_read<kStoreBuffers - 1>();
+            if (thread == 0) tma_store_wait_read<kPending>();
             named_sync(1 + warpgroup, 128);
             const uint32_t base = shared_address(tile) + r * 128;
 #pragma unroll
