@@ -30,7 +30,7 @@ SHAPES = {1: (64, 128, 192), 2: (128, 256, 384)}
 def ptx(ctas: int) -> str:
     """The kernel under the name `proof`."""
     cols = SHAPES[ctas][0]
-    source = f'#include "kernels/sm100/gemm_bf16.cuh"\nDI_SM100_GEMM_BF16(proof, {cols}, {STAGES}, {ctas})\n'
+    source = f'#include "kernels/sm100/gemm_bf16.cuh"\nDI_SM100_GEMM_BF16(proof, {cols}, {STAGES}, {ctas}, false)\n'
     build = Build("proof", source, jit.headers(), jit.FLAGS, "100a", "ptx")
     return jit.NvrtcCompiler().compile(build)[0].decode()
 
