@@ -9,7 +9,7 @@ import torch
 
 from deepinfer.hal.device import Stream
 
-LIMIT = 256
+LIMIT = 2048  # layers of a model share a plan and differ in addresses
 
 
 class PreparedLaunches:
