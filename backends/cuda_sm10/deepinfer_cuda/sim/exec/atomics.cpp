@@ -10,7 +10,17 @@
 
 namespace ptxsim {
 
-u64 reduce_value(RedOp op, Ty t, u64 a, u64 b, u64 c) {
+namespace {
+// NaN of a sum as an H200 gives it: canonical in f32, the later operand's bits untouched in f64.
+u64 atomic_sum_f32(float x, float y, bool flush) {
+    auto zero = [&](float v) { return flush && std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.0f, v) : v; };
+    float r = zero(zero(x) + zero(y));
+    return std::isnan(r) ? 0x7fffffff : to_bits(r);
+}
+u64 atomic_sum_f64(double x, double y) { return to_bits(std::isnan(y) ? y : std::isnan(x) ? x : x + y); }
+}  // namespace
+
+u64 reduce_value(RedOp op, Ty t, u64 a, u64 b, u64 c, bool flush) {
     int bits = type_bits(t);
     u64 mask = bits >= 64 ? ~0ull : (1ull << bits) - 1;
     a &= mask, b &= mask;
@@ -28,7 +38,7 @@ u64 reduce_value(RedOp op, Ty t, u64 a, u64 b, u64 c) {
     if (t == Ty::f32 || t == Ty::f64) {
         bool dbl = t == Ty::f64;
         double x = dbl ? from_bits<double>(a) : from_bits<float>(a), y = dbl ? from_bits<double>(b) : from_bits<float>(b);
-        if (op == RedOp::add) return dbl ? to_bits(x + y) : to_bits(float(x) + float(y));
+        if (op == RedOp::add) return dbl ? atomic_sum_f64(x, y) : atomic_sum_f32(from_bits<float>(a), from_bits<float>(b), flush);
         double r = float_min_max(x, y, op == RedOp::max, false, false);
         return dbl ? to_bits(r) : to_bits(float(r));
     }
@@ -94,7 +104,7 @@ void atomic(X& x, const Inst& in, u32 lanes) {
             u64 old = 0;
             std::memcpy(&old, q, at.size);
             u64 b = x.src(in.v2[i])[l], c = at.op == RedOp::cas ? x.src(in.v2[i + n])[l] : 0;
-            u64 r = reduce_value(at.op, at.t, old, b, c);
+            u64 r = reduce_value(at.op, at.t, old, b, c, p.space == Space::global);
             std::memcpy(q, &r, at.size);
             changed |= r != old;
             if (at.returns) x.dst(in.v[i])[l] = old;

@@ -63,11 +63,13 @@ void bfe(X& x, const Inst& in, u32 lanes) {
     u64* d = x.dst(in.s[0]);
     constexpr int bits = 8 * sizeof(T);
     each(lanes, [&](int l) {
-        u32 pos = b[l] & 0xff, len = c[l] & 0xff;
+        // 32-bit fields take the low bytes of position and length, 64-bit ones the whole registers (observed on an H200)
+        u64 take = bits == 32 ? 0xff : 0xffffffff;
+        u64 pos = b[l] & take, len = c[l] & take;
         using U = std::make_unsigned_t<T>;
         U v = U(a[l]), r = 0;
         bool sign = false;
-        if constexpr (std::is_signed_v<T>) sign = len && (v >> std::min<u32>(pos + len - 1, bits - 1) & 1);
+        if constexpr (std::is_signed_v<T>) sign = len && (v >> std::min<u64>(pos + len - 1, bits - 1) & 1);
         for (u32 i = 0; i < (u32)bits; ++i) {
             bool bit = i < len ? (pos + i < (u32)bits ? v >> (pos + i) & 1 : sign) : sign;
             r |= U(bit) << i;
@@ -82,9 +84,10 @@ void bfi(X& x, const Inst& in, u32 lanes) {
     u64* d = x.dst(in.s[0]);
     constexpr u32 bits = 8 * sizeof(T);
     each(lanes, [&](int l) {
-        u32 pos = c[l] & 0xff, len = e[l] & 0xff;
+        u64 take = bits == 32 ? 0xff : 0xffffffff;
+        u64 pos = c[l] & take, len = e[l] & take;
         T r = T(b[l]);
-        for (u32 i = 0; i < len && pos + i < bits; ++i) {
+        for (u64 i = 0; i < len && pos + i < bits; ++i) {
             T bit = T(T(1) << (pos + i));
             r = T(a[l] >> i & 1) ? T(r | bit) : T(r & ~bit);
         }
@@ -174,6 +177,16 @@ void szext_mask(X& x, const Inst& in, u32 lanes) {  // bmsk
     });
 }
 
+template <class T>
+void szext(X& x, const Inst& in, u32 lanes) {  // the low n bits, extended
+    const u64 *a = x.src(in.s[1]), *b = x.src(in.s[2]);
+    u64* d = x.dst(in.s[0]);
+    each(lanes, [&](int l) {
+        u32 n = in.k[0] ? u32(b[l]) & 31 : std::min<u32>(u32(b[l]), 32);
+        d[l] = n == 0 ? 0 : u32(T(u32(a[l]) << (32 - n)) >> (32 - n));
+    });
+}
+
 template <class F>
 void logic(Dec& d) {
     Ty t = d.need_type();
@@ -257,6 +270,12 @@ void decode_fns(Dec& d) {
     d.in.fn = fns;
     d.in.s[0] = d.dst(0);
     for (int i = 1; i < 4; ++i) d.in.s[i] = d.src(i, Ty::b32);
+}
+void decode_szext(Dec& d) {
+    d.in.k[0] = d.need({"wrap", "clamp"}) == "wrap";
+    Ty t = d.need_type();
+    d.in.fn = t == Ty::u32 ? &szext<u32> : t == Ty::s32 ? &szext<i32> : nullptr;
+    d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1, Ty::b32), d.in.s[2] = d.src(2, Ty::b32);
 }
 void decode_bmsk(Dec& d) {
     d.in.k[0] = d.need({"wrap", "clamp"}) == "wrap";

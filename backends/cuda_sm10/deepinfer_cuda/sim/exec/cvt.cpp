@@ -47,19 +47,34 @@ float narrow_f32(double v, Round r) {
     return v > 0 ? lo : hi;
 }
 
+// NaN of one format in another, as an H200 gives it: canonical from f32 and f16, payload and sign kept from f64 and bf16 and
+// towards f64.
+u64 store_nan(double v, const Cvt& c) {
+    u64 raw = to_bits(v) | 1ull << 51, sign = raw >> 63, payload = raw & 0xfffffffffffffull;
+    bool kept = c.from == Ty::f64;
+    switch (c.to) {
+        case Ty::f64: return c.ftz && c.from == Ty::f32 ? 0x7fffffffe0000000ull : raw;
+        case Ty::f32: return kept ? sign << 31 | 0x7f800000 | payload >> 29 : 0x7fffffff;
+        case Ty::tf32: return 0x7fffe000;
+        case Ty::f16: return kept ? sign << 15 | 0x7c00 | payload >> 42 : 0x7fff;
+        case Ty::bf16: return kept ? sign << 15 | 0x7f80 | payload >> 45 : 0x7fff;
+        case Ty::ue8m0: return 255;
+        default: return encode_float(v, *format_of(c.to), c.round, c.satfinite);
+    }
+}
+
 u64 store_float(double v, const Cvt& c) {
     if (c.relu && !(v > 0)) v = std::isnan(v) ? v : 0.0;
-    if (c.sat) v = std::isnan(v) ? 0.0 : v < 0 ? 0.0 : v > 1 ? 1.0 : v;
+    if (c.sat) v = v > 1 ? 1.0 : v > 0 ? v : 0.0;  // NaN and -0 become +0
+    if (std::isnan(v)) return store_nan(v, c);
     switch (c.to) {
         case Ty::f64: return to_bits(v);
         case Ty::f32: {
             float f = narrow_f32(v, c.round);
-            if (std::isnan(f)) return 0x7fffffff;
             if (c.ftz && std::fpclassify(f) == FP_SUBNORMAL) f = std::copysign(0.0f, f);
             return to_bits(f);
         }
         case Ty::tf32: {
-            if (std::isnan(v)) return 0x7fffffff;
             return u64(encode_float(v, kTF32, c.round, c.satfinite)) << 13;
         }
         case Ty::ue8m0: return double_to_ue8m0(v, c.round, c.satfinite);
@@ -67,9 +82,10 @@ u64 store_float(double v, const Cvt& c) {
     }
 }
 
-u64 clamp_to_int(double v, Ty t) {
-    if (std::isnan(v)) return 0;
+// NaN gives the integer with its top bit set from f64 and towards 64 bits, else 0 (observed on an H200).
+u64 clamp_to_int(double v, Ty t, Ty from) {
     int bits = type_bits(t);
+    if (std::isnan(v)) return bits == 64 || (from == Ty::f64 && bits > 8) ? 1ull << (bits - 1) : 0;
     double lo = is_signed(t) ? -std::ldexp(1.0, bits - 1) : 0.0, top = std::ldexp(1.0, is_signed(t) ? bits - 1 : bits);
     u64 mask = bits == 64 ? ~0ull : (1ull << bits) - 1;
     if (v <= lo) return u64(is_signed(t) ? i64(lo) : 0) & mask;
@@ -126,9 +142,12 @@ void cvt_scalar(X& x, const Inst& in, u32 lanes) {
             return;
         }
         double v = load_float(a[l], c.from);
+        if (std::isnan(v) && c.from == Ty::bf16 && c.to == Ty::f32 && !c.sat) { d[l] = (a[l] & 0xffff) << 16; return; }
+        if (std::isnan(v) && c.to == Ty::tf32 && c.round == Round::rna) { d[l] = a[l] & 0xffffe000; return; }
+        if (std::isnan(v) && c.from == Ty::f16 && c.to == Ty::f64) { d[l] = (a[l] & 0x8000) << 48 | 0x7ff8ull << 48 | (a[l] & 0x3ff) << 42; return; }
         if (c.ftz && c.from == Ty::f32 && std::fpclassify(float(v)) == FP_SUBNORMAL) v = std::copysign(0.0, v);
         if (c.integer_round) v = round_integer(v, c.round);
-        d[l] = is_int(c.to) ? store_int((__int128)load_int(clamp_to_int(v, c.to), c.to), c.to, false, reg) : store_float(v, c);
+        d[l] = is_int(c.to) ? store_int((__int128)load_int(clamp_to_int(v, c.to, c.from), c.to), c.to, false, reg) : store_float(v, c);
     });
 }
 

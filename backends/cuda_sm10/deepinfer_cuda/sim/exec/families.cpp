@@ -46,13 +46,13 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"abs", by_type<decode_abs_int, decode_abs_float>}, {"neg", by_type<decode_neg_int, decode_neg_float>},
         {"ex2", by_type<no_integer, decode_approx>}, {"tanh", by_type<no_integer, decode_approx>},
         {"rem", decode_rem}, {"sad", decode_sad}, {"addc", decode_addc}, {"subc", decode_subc}, {"madc", decode_madc},
-        {"dp4a", decode_dp}, {"dp2a", decode_dp}, {"rcp", decode_approx}, {"sqrt", decode_approx}, {"rsqrt", decode_approx},
+        {"mul24", decode_mul24}, {"mad24", decode_mul24}, {"dp4a", decode_dp}, {"dp2a", decode_dp}, {"rcp", decode_approx}, {"sqrt", decode_approx}, {"rsqrt", decode_approx},
         {"sin", decode_approx}, {"cos", decode_approx}, {"lg2", decode_approx}, {"testp", decode_testp}, {"copysign", decode_copysign},
         // bits
         {"and", decode_and}, {"or", decode_or}, {"xor", decode_xor}, {"not", decode_not}, {"cnot", decode_unary_bits},
         {"popc", decode_unary_bits}, {"clz", decode_unary_bits}, {"brev", decode_unary_bits}, {"shl", decode_shl}, {"shr", decode_shr},
         {"shf", decode_shf}, {"bfe", decode_bfe}, {"bfi", decode_bfi}, {"prmt", decode_prmt}, {"lop3", decode_lop3},
-        {"bfind", decode_bfind}, {"fns", decode_fns}, {"bmsk", decode_bmsk},
+        {"bfind", decode_bfind}, {"fns", decode_fns}, {"bmsk", decode_bmsk}, {"szext", decode_szext},
         // data movement
         {"mov", decode_mov}, {"cvt", decode_cvt}, {"cvta", decode_cvta}, {"isspacep", decode_isspacep}, {"mapa", decode_mapa},
         {"getctarank", decode_getctarank}, {"ld", decode_ld}, {"ldu", decode_ld}, {"st", async_or<decode_st>}, {"prefetch", decode_prefetch},

@@ -1,7 +1,7 @@
 // f32 and f64 arithmetic with PTX rounding, .ftz and .sat; approximations.
 //
 // Approximate functions are the correctly rounded double result; hardware differs by 1-2 ulp (PTX ISA gives only bounds).
-// NaN results are canonical (0x7fffffff), as NVIDIA hardware returns for f32.
+// NaN results are canonical (0x7fffffff) for f32; f64 hands on the last NaN operand (of fma: b, else c), quieted; observed on an H200.
 #include <cfenv>
 #include <cmath>
 
@@ -51,13 +51,28 @@ template <class T>
 T finish(T r, const FloatMode& m) {
     if (std::isnan(r)) {
         if (m.sat) return 0;
-        if (m.fn == Fn::abs || m.fn == Fn::neg) return r;
         if constexpr (sizeof(T) == 4) return from_bits<float>(0x7fffffff);
         return r;
     }
     if (m.ftz) r = flush(r);
     if (m.sat) r = r < 0 ? T(0) : r > 1 ? T(1) : r == 0 ? T(0) : r;
     if (m.relu && r < 0) r = 0;
+    return r;
+}
+
+// The NaN that an f64 operation hands on: its last NaN operand, quieted; `r` when no operand is NaN.
+template <class T>
+T nan_of(T r, std::initializer_list<T> operands) {
+    if constexpr (sizeof(T) == 8)
+        for (T v : operands)
+            if (std::isnan(v)) r = from_bits<T>(to_bits(v) | 1ull << 51);
+    return r;
+}
+
+// Division with .ftz flushes what is tiny before it is rounded (observed on an H200 for .rm and .rp).
+template <class T>
+T quotient(const FloatMode& m, T r, T a, T b) {
+    if (sizeof(T) == 4 && m.fn == Fn::div && m.ftz && std::fabs(double(a) / double(b)) < 0x1p-126) return std::copysign(T(0), r);
     return r;
 }
 
@@ -72,7 +87,7 @@ template <class T>
 T guarded(const FloatMode& m, T a, T b, T c) {
     volatile T va = m.ftz ? flush(a) : a, vb = m.ftz ? flush(b) : b, vc = m.ftz ? flush(c) : c;
     volatile T r = compute<T>(m.fn, va, vb, vc);
-    return finish<T>(r, m);
+    return quotient<T>(m, finish<T>(r, m), va, vb);
 }
 
 template <class T>
@@ -82,15 +97,22 @@ void float_op(X& x, const Inst& in, u32 lanes) {
     const u64* b = in.s[2] == kNoSlot ? a : x.src(in.s[2]);
     const u64* c = in.s[3] == kNoSlot ? a : x.src(in.s[3]);
     u64* d = x.dst(in.s[0]);
+    auto settle = [&](int l, T r) {
+        if (sizeof(T) == 8 && std::isnan(r)) {
+            T va = from_bits<T>(a[l]), vb = from_bits<T>(b[l]), vc = from_bits<T>(c[l]);
+            r = in.s[3] == kNoSlot ? nan_of<T>(r, {va, vb}) : nan_of<T>(r, {va, vc, vb});
+        }
+        d[l] = to_bits(r);
+    };
     if (m.rounding != FE_TONEAREST) {
         RoundingScope scope(m.rounding);
-        each(lanes, [&](int l) { d[l] = to_bits(guarded<T>(m, from_bits<T>(a[l]), from_bits<T>(b[l]), from_bits<T>(c[l]))); });
+        each(lanes, [&](int l) { settle(l, guarded<T>(m, from_bits<T>(a[l]), from_bits<T>(b[l]), from_bits<T>(c[l]))); });
         return;
     }
     each(lanes, [&](int l) {
         T va = from_bits<T>(a[l]), vb = from_bits<T>(b[l]), vc = from_bits<T>(c[l]);
         if (m.ftz) va = flush(va), vb = flush(vb), vc = flush(vc);
-        d[l] = to_bits(finish<T>(compute<T>(m.fn, va, vb, vc), m));
+        settle(l, quotient<T>(m, finish<T>(compute<T>(m.fn, va, vb, vc), m), va, vb));
     });
 }
 
@@ -166,6 +188,7 @@ void min_max(X& x, const Inst& in, u32 lanes) {
         if (m.ftz) va = flush(va), vb = flush(vb);
         T r = float_min_max<T>(va, vb, m.max, m.nan, m.xorsign);
         if (c) r = float_min_max<T>(r, m.ftz ? flush(from_bits<T>(c[l])) : from_bits<T>(c[l]), m.max, m.nan, m.xorsign);
+        if (std::isnan(r)) r = nan_of<T>(r, {va, vb});
         d[l] = std::isnan(r) && sizeof(T) == 4 ? 0x7fffffff : to_bits(r);
     });
 }
@@ -193,7 +216,7 @@ void testp(X& x, const Inst& in, u32 lanes) {
             case 1: b = std::isinf(v); break;
             case 2: b = !std::isnan(v); break;
             case 3: b = std::isnan(v); break;
-            case 4: b = std::isnormal(v); break;
+            case 4: b = std::isnormal(v) || v == 0; break;  // zero counts, as on an H200
             default: b = std::fpclassify(v) == FP_SUBNORMAL; break;
         }
         r |= u32(b) << l;

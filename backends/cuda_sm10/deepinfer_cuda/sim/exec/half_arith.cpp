@@ -19,8 +19,11 @@ double widen(u32 v, bool bf) { return bf ? double(bf16_to_f32(v)) : double(f16_t
 
 u32 half_value(const HalfMode& m, u32 a, u32 b, u32 c) {
     const Format& f = m.bf ? kBF16 : kF16;
-    if (m.fn == Fn::abs) return a & 0x7fff;
-    if (m.fn == Fn::neg) return a ^ 0x8000;
+    if (m.fn == Fn::abs || m.fn == Fn::neg) {
+        if ((a & 0x7fff) > f.infinity()) return 0x7fff;
+        if (m.ftz && (a & f.infinity()) == 0) a &= 0x8000;
+        return m.fn == Fn::abs ? a & 0x7fff : a ^ 0x8000;
+    }
     auto get = [&](u32 v) {
         double w = widen(v, m.bf);
         bool sub = (v & 0x7fff) != 0 && (v & f.infinity()) == 0;
@@ -42,7 +45,7 @@ u32 half_value(const HalfMode& m, u32 a, u32 b, u32 c) {
         if (m.operands == 3) r = float_min_max(r, s, m.fn == Fn::max, m.nan, m.xorsign);
     }
     if (std::isnan(r)) return m.sat ? 0 : 0x7fff;
-    if (m.sat) r = r < 0 ? 0.0 : r > 1 ? 1.0 : r;
+    if (m.sat) r = r > 1 ? 1.0 : r > 0 ? r : 0.0;  // -0 becomes +0
     if (m.relu && !(r > 0)) r = 0;
     u32 v = encode_float(r, f, Round::rn);
     if (m.ftz && (v & f.infinity()) == 0) v &= 0x8000;

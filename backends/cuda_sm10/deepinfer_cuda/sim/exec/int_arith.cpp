@@ -30,6 +30,19 @@ struct MadLo { template <class T> static T f(T a, T b, T c) { return T(u64(a) * 
 struct MadHi { template <class T> static T f(T a, T b, T c) { return T(U<T>(MulHi::f(a, b)) + U<T>(c)); } };
 struct MadHiSat { template <class T> static T f(T a, T b, T c) { return AddSat::f(MulHi::f(a, b), c); } };
 
+// 24-bit factors (the low bits of the operands): bits 0-31 or 16-47 of the product, plus an addend.
+template <class T, bool Hi>
+void mul24(X& x, const Inst& in, u32 lanes) {
+    const u64 *a = x.src(in.s[1]), *b = x.src(in.s[2]);
+    const u64* c = in.s[3] == kNoSlot ? nullptr : x.src(in.s[3]);
+    u64* d = x.dst(in.s[0]);
+    auto part = [](u64 v) { return std::is_signed_v<T> ? i64(v << 40) >> 40 : i64(v & 0xffffff); };
+    each(lanes, [&](int l) {
+        i64 p = part(a[l]) * part(b[l]);
+        d[l] = u32((Hi ? p >> 16 : p) + (c ? i64(c[l]) : 0));
+    });
+}
+
 // One instruction on two 16-bit halves.
 template <class T, class F>
 void packed16(X& x, const Inst& in, u32 lanes) {
@@ -158,6 +171,15 @@ void decode_mad_int(Dec& d) {
     if (d.opt("sat")) d.in.fn = part == "hi" && t == Ty::s32 ? &ternary<i32, MadHiSat> : nullptr;
     Ty c = part != "wide" ? t : type_bits(t) == 16 ? Ty::b32 : Ty::b64;
     d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1, t), d.in.s[2] = d.src(2, t), d.in.s[3] = d.src(3, c);
+}
+
+void decode_mul24(Dec& d) {
+    bool hi = d.need({"lo", "hi"}) == "hi";
+    Ty t = d.need_type();
+    if (t == Ty::u32) d.in.fn = hi ? mul24<u32, true> : mul24<u32, false>;
+    if (t == Ty::s32) d.in.fn = hi ? mul24<i32, true> : mul24<i32, false>;
+    d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1, t), d.in.s[2] = d.src(2, t);
+    if (d.st.op == "mad24") d.in.s[3] = d.src(3, t);
 }
 
 void decode_div_int(Dec& d) { plain_binary<Div>(d); }

@@ -96,7 +96,7 @@ void cache_hints(Dec& d) {
 i64 ordering(Dec& d) {
     i64 k = kWeak;
     if (d.opt("volatile")) k = kVolatile;
-    else if (d.opt("relaxed") || d.opt("mmio")) k = kRelaxed, d.opt("relaxed");
+    else if (d.opt("mmio") | d.opt("relaxed")) k = kRelaxed;
     else if (d.opt("acquire")) k = kAcquire;
     else if (d.opt("release")) k = kRelease;
     else d.opt("weak");

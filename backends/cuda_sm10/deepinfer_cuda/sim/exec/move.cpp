@@ -124,7 +124,8 @@ void read_special(X& x, const Inst& in, u32 lanes) {
         case kSmid: return fill(x.cta.linear % x.m.profiles[g.device].sms);
         case kNsmid: return fill(x.m.profiles[g.device].sms);
         case kDynSmem: return fill(g.dynamic_shared);
-        case kTotalSmem: case kAggrSmem: return fill(x.cta.shared.size() - kSharedReserved);
+        case kTotalSmem: return fill(x.cta.shared.size() - kSharedReserved);
+        case kAggrSmem: return fill(x.cta.shared.size());  // with the reserved part
         case kExplicit: return fill(x.cl.ctas.size() > 1);
         case kReservedEnd: case kReservedCap: return fill(kSharedReserved);
         default: return fill(0);

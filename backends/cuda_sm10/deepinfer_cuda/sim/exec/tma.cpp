@@ -1,6 +1,8 @@
 // cp.async.bulk.tensor: tiled loads, stores, reductions and prefetches of rank 1 to 5, gather4 and scatter4; tensormap.replace.
 //
 // A box is copied row by row into a packed buffer; the buffer goes to shared memory through the swizzle of absolute addresses.
+// With a swizzle every row takes a whole span of it (32, 64 or 128 bytes) in shared memory, whatever the box's width, and the
+// innermost coordinate must lie on 16 bytes: both observed on an H200, the latter as an illegal-instruction fault.
 // complete_tx counts the whole box, out-of-bounds elements included.
 #include "core/windows.h"
 #include "exec/bulk.h"
@@ -44,6 +46,12 @@ struct TmaOp : BulkOp {
         return n;
     }
     u32 pitch() const { return map.inner_shared(extent(0)); }
+    u32 footprint() const { return rows() * std::max(pitch(), swizzle_span(Swizzle(map.swizzle))); }
+    // Where 16 packed bytes of the box lie in shared memory.
+    u32 place(u32 start, u32 packed) const {
+        u32 span = swizzle_span(Swizzle(map.swizzle));
+        return swizzle_address(Swizzle(map.swizzle), start + (span ? packed / pitch() * span + packed % pitch() : packed));
+    }
 
     // Calls f(run) for every run of the box, in order.
     template <class F>
@@ -83,8 +91,7 @@ struct TmaOp : BulkOp {
     void fill(u8* p, u32 n) const {
         std::memset(p, 0, n);
         if (!map.oob) return;
-        u32 nan = map.type() == MapType::f16 || map.type() == MapType::bf16 ? 2 : map.type() == MapType::f64 ? 8 : 4;
-        for (u32 i = 0; i + nan <= n; i += nan) std::memset(p + i, 0xff, nan), p[i + nan - 1] = 0x7f;
+        for (u32 i = 0; i + 2 <= n; i += 2) p[i] = 0xf7, p[i + 1] = 0x7f;  // 0x7ff7 in every half-word
     }
 
     // The gaps of the padded types are not counted: known-good kernels expect the packed size.
@@ -97,7 +104,7 @@ struct TmaOp : BulkOp {
         Who w = who_op(*this, self);
         if (t->dir != Tma::Dir::load) {
             for (u32 i = 0; i < data.size(); i += 16) {
-                u32 at = swizzle_address(Swizzle(map.swizzle), from_offset + i);
+                u32 at = place(from_offset, i);
                 grid->check.shared(w, *from_cta, at, 16, Use::read);
                 std::memcpy(data.data() + i, from_cta->shared.data() + at, 16);
             }
@@ -122,7 +129,7 @@ struct TmaOp : BulkOp {
         Who w = who_op(*this, write_self);
         if (to.cta) {
             for (u32 i = lo; i < hi; i += 16) {
-                u32 at = swizzle_address(Swizzle(map.swizzle), to.offset + i);
+                u32 at = place(to.offset, i);
                 grid->check.shared(w, *to.cta, at, 16, Use::write);
                 std::memcpy(to.cta->shared.data() + at, data.data() + i, 16);
             }
@@ -196,7 +203,8 @@ void tensor_copy(X& x, const Inst& in, u32 lanes) {
         u32 bits = op->map.element_bits();
         if (bits < 8 && (i64(op->c[0]) * bits) % 8) x.fault(in, l, "first coordinate does not start at a byte");
         if (op->padded() && op->c[0] % 128) x.fault(in, l, "first coordinate must be a multiple of 128 for this type");
-        u32 bytes = op->rows() * op->pitch();
+        if (bits >= 8 && i64(op->c[0]) * (bits / 8) % 16) x.fault(in, l, "first coordinate " + std::to_string(op->c[0]) + " does not lie on 16 bytes");
+        u32 bytes = op->footprint();
         if (t.dir == Tma::Dir::prefetch) return;
         if (t.dir == Tma::Dir::load) {
             destinations(x, in, l, t, *op, bytes);

@@ -24,7 +24,8 @@ const Row rows[] = {
     {Ty::ue4m3, "ue4m3", 8, false, true},    {Ty::e4m3x2, "e4m3x2", 16, true, true},  {Ty::e5m2x2, "e5m2x2", 16, true, true},
     {Ty::e2m3x2, "e2m3x2", 16, true, true},  {Ty::e3m2x2, "e3m2x2", 16, true, true},  {Ty::e2m1x2, "e2m1x2", 8, true, true},
     {Ty::ue8m0x2, "ue8m0x2", 16, false, true}, {Ty::ue4m3x2, "ue4m3x2", 16, false, true}, {Ty::u4, "u4", 4, false, false},
-    {Ty::s4, "s4", 4, true, false},          {Ty::b1, "b1", 1, false, false}};
+    {Ty::s4, "s4", 4, true, false},          {Ty::u2, "u2", 2, false, false},
+    {Ty::s2, "s2", 2, true, false},          {Ty::b1, "b1", 1, false, false}};
 
 const Row* row(Ty t) {
     for (auto& r : rows)

@@ -17,7 +17,7 @@ using i64 = int64_t;
 
 enum class Ty : u8 {
     none, pred, b8, b16, b32, b64, b128, u8, u16, u32, u64, s8, s16, s32, s64, f16, f16x2, bf16, bf16x2, tf32, f32, f32x2, f64,
-    u16x2, s16x2, e4m3, e5m2, e2m3, e3m2, e2m1, ue8m0, ue4m3, e4m3x2, e5m2x2, e2m3x2, e3m2x2, e2m1x2, ue8m0x2, ue4m3x2, u4, s4, b1
+    u16x2, s16x2, e4m3, e5m2, e2m3, e3m2, e2m1, ue8m0, ue4m3, e4m3x2, e5m2x2, e2m3x2, e3m2x2, e2m1x2, ue8m0x2, ue4m3x2, u4, s4, u2, s2, b1
 };
 
 Ty parse_type(const std::string& name);  // Ty::none if it is no type
