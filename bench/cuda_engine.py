@@ -143,14 +143,15 @@ def open_engines(options: argparse.Namespace) -> dict[str, LLM]:
     shared |= {"max_num_seqs": SIZES[-1], "enable_prefix_caching": False, "seed": 0}
     start = time.perf_counter()
     made = {"eager": LLM(MODEL, decode_graphs=False, **shared)}
-    middle = time.perf_counter()
+    middle, taken = time.perf_counter(), deepinfer.device(options.device).memory_info()[0]
     try:
         made["graph"] = LLM(MODEL, decode_graphs=SIZES, **shared)
     except UnsupportedError as error:
         print(error)
         made["graph"] = LLM(MODEL, decode_graphs="auto", **shared)
+    taken -= deepinfer.device(options.device).memory_info()[0]
+    print(f"opened in {middle - start:.1f} s, with graphs in {time.perf_counter() - middle:.1f} s, {taken} bytes more")
     made["auto"] = LLM(MODEL, decode_graphs="auto", **shared)
-    print(f"opened in {middle - start:.1f} s, with graphs in {time.perf_counter() - middle:.1f} s", flush=True)
     return made
 
 

@@ -9,6 +9,8 @@ What may be captured is found out, not assumed. A step of padding alone is run o
 watched for anything that makes the host wait (host_reads.py), then captured. The first real step runs both ways, and
 the bits of the logits must be equal: that shows a graph that does not depend on what was in its inputs when captured.
 
+All graphs share the memory of what lies between input and logits, because one runs at a time.
+
 Invariants: a graph that has not passed is never used; a step that is not replayed runs as without this module; whatever
 keeps graphs from being used is in the report, and is an error where graphs were asked for by size.
 """
@@ -105,8 +107,8 @@ class DecodeGraphs:
         elif not self._device.supports(Cap.GRAPHS):
             self._refuse(f"{self._device.spec} cannot capture graphs: it lacks the capability GRAPHS")
         elif self._strict:
-            for key in [(size, width) for size in sizes for width in table.widths()]:
-                self._capture(key)
+            for key in [(size, width) for size in reversed(sizes) for width in reversed(table.widths())]:
+                self._capture(key)  # the largest first: the others fit into its memory
 
     def run(self, sequences: Items[Sequence], longest: int) -> torch.Tensor | None:
         """Logits [n, vocab] of the next token of `sequences`, valid until the next call, or None: run it eagerly.
@@ -164,14 +166,14 @@ class DecodeGraphs:
             self._refuse(*watch.found)
             return None
         try:
-            graph = self._device.graph()
+            graph = self._device.graph(share=next((found.graph for found in self._graphs.values()), None))
             with graph:
                 logits = self._forward(step)
         except (DeepInferError, RuntimeError) as error:
             self._refuse(f"capturing a step of {key[0]} sequences failed: {error}")
             return None
         self._graphs[key] = found = _Captured(step, graph, logits)
-        self.report.captured += (key,)
+        self.report.captured = tuple(sorted(self._graphs))
         return found
 
     def _compare(self, key: Key, found: _Captured) -> bool:

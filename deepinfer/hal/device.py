@@ -176,8 +176,12 @@ class Device(abc.ABC):
         reason = "the device lacks the capability PEER_MEMORY"
         raise UnsupportedError(f"{self.spec} cannot reach the memory of {other.spec}", [reason])
 
-    def graph(self) -> Graph:
-        """A new graph to capture into; `UnsupportedError` unless `supports(Cap.GRAPHS)`."""
+    def graph(self, share: Graph | None = None) -> Graph:
+        """A new graph to capture into; `UnsupportedError` unless `supports(Cap.GRAPHS)`.
+
+        Memory allocated while capturing belongs to the graph. With `share` it comes from the memory of that graph of
+        this device, where what its capture has freed is used again: for graphs that never run at the same time.
+        """
         raise UnsupportedError(f"{self.spec} cannot capture graphs", ["the device lacks the capability GRAPHS"])
 
     def close(self) -> None:

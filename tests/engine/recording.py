@@ -87,6 +87,7 @@ class RecordingDevice(Device):
         props = DeviceProps("recording device", "recording", DriverKind.HOST, caps=caps)
         super().__init__("recording", "", index, props, torch.device("cpu"))
         self.flaws, self.replays, self._stream = flaws, 0, HostStream()
+        self.shared: list[bool] = []
 
     def memory_info(self) -> tuple[int, int]:
         return 0, 0
@@ -103,7 +104,8 @@ class RecordingDevice(Device):
     def synchronize(self) -> None:
         return None
 
-    def graph(self) -> Graph:
+    def graph(self, share: Graph | None = None) -> Graph:
+        self.shared.append(share is not None)
         return RecordedGraph(self)
 
 

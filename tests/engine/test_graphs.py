@@ -194,6 +194,7 @@ def test_replays_give_the_eager_tokens(graphs, checkpoints, recording) -> None:
             assert first.eager["before its shape was captured"] >= PATIENCE - 1
         else:
             assert {size for size, _ in report.captured} == set(graphs)
+            assert llm.device.shared == [False] + [True] * (len(report.captured) - 1)
             assert set(report.eager) == {"with prompt tokens"}
         assert isinstance(llm.device, RecordingDevice)
         assert llm.device.replays == report.replayed

@@ -86,20 +86,20 @@ class CudaExecutable(Executable):
 
 
 class CudaGraph(Graph):
-    """torch.cuda.CUDAGraph; memory of captured work comes from the graph's own pool, which lives as long as the graph.
+    """torch.cuda.CUDAGraph; memory of captured work comes from a pool of its own, which lives as long as its graphs.
 
     Only this thread's calls can break the capture ("thread_local"): other threads go on allocating and synchronising.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, pool: tuple[int, int]) -> None:
         self._device = device
-        self._graph, self._pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        self._graph, self.pool = torch.cuda.CUDAGraph(), pool
         self._context: Any = None
         self._before: torch.cuda.Stream | None = None
 
     def __enter__(self) -> Graph:
         self._before = torch.cuda.current_stream(self._device)
-        self._context = torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local")
+        self._context = torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local")
         self._context.__enter__()
         return self
 
@@ -109,7 +109,7 @@ class CudaGraph(Graph):
         try:
             self._context.__exit__(kind, error, trace)
         except RuntimeError:
-            _leave_capture(self._device, self._pool)
+            _leave_capture(self._device, self.pool)
             if error is None:
                 raise
         finally:
@@ -182,8 +182,10 @@ class CudaDevice(DriverDevice):
         if other.index != self.index:
             driver.enable_peer(self.ctx, driver.open(other.index))
 
-    def graph(self) -> Graph:
-        return CudaGraph(self.torch_device)
+    def graph(self, share: Graph | None = None) -> Graph:
+        if share is not None and not isinstance(share, CudaGraph):
+            raise TypeError(f"share: got {type(share).__name__}, must be a graph of this device")
+        return CudaGraph(self.torch_device, torch.cuda.graph_pool_handle() if share is None else share.pool)
 
     def encode(self, tile: TileMap) -> bytes:
         """The 128-byte tensor map of `tile` for this device."""

@@ -110,7 +110,7 @@ class QueueGraph(Graph):
 class GraphDevice(QueueDevice):
     """A queue device that can capture."""
 
-    def graph(self) -> Graph:
+    def graph(self, share: Graph | None = None) -> Graph:
         return QueueGraph(self)
 
 
