@@ -17,24 +17,23 @@ import torch
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+import asc_attention
 from asc_ranks import attempts
 from deepinfer_ascend950.device import AscendDevice, open_simulated
 from deepinfer_ascend950.drivers.sim import SimDriver
-from deepinfer_ascend950.ops import base, ep, gemm, index, mla, swiglu
+from deepinfer_ascend950.ops import base, ep, gemm, index, swiglu
 
 from deepinfer.errors import DriverError
 from deepinfer.hal import Arg
 from deepinfer.ops.deep_gmm import data
 from deepinfer.ops.deep_gmm.operand import FP8_ROWS, FP8_TILES, MXFP4_ROWS, MXFP8_ROWS, PLAIN, widen_exact
 from deepinfer.ops.deep_gmm.swiglu import activate, quantize
-from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
-from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
 NUMBERS: dict[str, Sequence[int]] = {
     "gemm_plain": range(1, 13),
     "gemm_mx": (*range(20, 27), 28, 29),
-    "mla_sparse": range(30, 40),
+    **asc_attention.NUMBERS,
     "ep_reduce": range(50, 52),
     "gemm_vec": (27, *range(60, 65)),
     "ep_exchange": range(70, 75),
@@ -79,32 +78,6 @@ def _gemm(entry: str, recipe: str, b_recipe: str, m: int, n: int, k: int, addend
         lambda: _close(d, wanted, 1e-4),
         (values, d),
     )
-
-
-def _attention() -> Scenario:
-    args = Shape(2, 300, 64, 330, 576, holes="wild").make(torch.Generator().manual_seed(1))
-    args["indices"][:, :3] = -1
-    args["kv"][100:200] *= 3
-    q, kv, indices = args["q"], args["kv"], args["indices"]
-    out, lse = torch.full((2, 64, 512), torch.nan).bfloat16(), torch.full((64, 2), torch.nan)
-    pool = mla.Pool(kv, indices.unsqueeze(1), None, mla.plain_rows(576, 1152), 300, 300, 0, 330)
-    packed = mla.mla_arguments(
-        q.unsqueeze(1), [pool], None, out.unsqueeze(1), lse.t().unsqueeze(-1), None, mla.SPARSE, 0.5
-    )
-    wanted = get_spec("flash_mla.sparse_prefill").reference(args)
-    return Scenario(
-        "mla_sparse", 1, packed, lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-3), (args, pool)
-    )
-
-
-def _attention_v32() -> Scenario:
-    args = DecodeShape(1, 1, 4, "v32_fp8", 2, 16, 60).make(torch.Generator().manual_seed(3))
-    q, cache, indices = args["q"], args["kv_cache"], args["indices"]
-    out, lse = torch.full((1, 1, 4, 512), torch.nan).bfloat16(), torch.full((1, 4, 1), torch.nan)
-    pool = mla.paged_pool(cache, "v32_fp8", indices, None, 2)
-    packed = mla.mla_arguments(q, [pool], None, out, lse, None, mla.SPARSE, args["softmax_scale"])
-    wanted = get_spec("flash_mla.sparse_decode").reference(args)
-    return Scenario("mla_sparse", 1, packed, lambda: _close(lse, wanted[1], 1e-5), (args, pool, out))
 
 
 def _reduce() -> Scenario:
@@ -181,7 +154,9 @@ def scenarios(source: str) -> list[Scenario]:
         return _layout()
     if source == "swiglu":
         return [_activation(form) for form in ("", "fp8_1x128", "mxfp8")]
-    return [_attention(), _attention_v32()] if source == "mla_sparse" else [_reduce()]
+    if source in asc_attention.NUMBERS:
+        return [Scenario(*parts) for parts in asc_attention.launches(source)]
+    return [_reduce()]
 
 
 def _judge_exchange(sim: SimDriver, mutant: int) -> tuple[bool, str]:

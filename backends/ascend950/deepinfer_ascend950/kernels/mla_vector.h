@@ -1,63 +1,88 @@
 // Vector functions of the latent attention: rows to fractals, softmax of a block, output accumulation, the end.
+// T is the element type that the cube multiplies: bfloat16_t or float.
 #pragma once
 #include "mla_args.h"
 
-constexpr uint32_t NZ_ROWS = 33;  // rows between two column blocks in UB: one more than used, so that stores spread over banks
-constexpr int32_t O_PITCH = 512;  // floats
+constexpr uint32_t O_PITCH = 512, S_PITCH = 64;  // floats
+constexpr float GROWTH = 6.0f;                   // a block's logits may pass the base by this much before the base moves
+
+// Between two column blocks of fractals in UB: one row more than used, so that stores spread over banks.
+template <class T>
+__aicore__ constexpr uint32_t nz_rows() { return uint32_t(Jobs<T>::KEYS / 2 + 1); }
 
 // 128 bf16 channels of row r, from column block `block` on, into fractals.
 #define STORE_NZ(dst, r, block, value, mask) \
-    asc_storealign((dst) + ((block) * NZ_ROWS + (r)) * 16, value, uint16_t(NZ_ROWS), uint16_t(0), mask)
+    asc_storealign((dst) + ((block) * nz_rows<bfloat16_t>() + (r)) * 16, value, uint16_t(nz_rows<bfloat16_t>()), uint16_t(0), mask)
 
-__simd_vf__ inline void zero_row(__ubuf__ uint8_t* row, uint32_t bytes) {
+__simd_vf__ inline void zero_bytes(__ubuf__ uint8_t* at, uint32_t bytes) {
     vector_u8 zero;
     asc_duplicate_scalar(zero, 0, asc_create_mask_b8(PAT_ALL));
-    for (uint16_t i = 0; i < uint16_t((bytes + 255) / 256); ++i) {
-        uint32_t left = bytes - i * 256u;
-        asc_storealign(row + i * 256, zero, asc_update_mask_b8(left));
-    }
+    uint32_t left = bytes;
+    for (uint16_t i = 0; i < uint16_t((bytes + 255) / 256); ++i) asc_storealign(at + i * 256, zero, asc_update_mask_b8(left));
 }
 
 __simd_vf__ inline void rows_bf16(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t first_block, uint32_t width) {
+    vector_bfloat16_t zero;
+    asc_duplicate_scalar(AS(vector_u16, zero), 0, asc_create_mask_b16(PAT_ALL));
     for (uint16_t r = 0; r < 32; ++r) {
-        uint32_t left = width;
+        uint32_t left = width, whole = (width + 15) / 16 * 16;
         for (uint16_t c = 0; c < uint16_t((width + 127) / 128); ++c) {
-            vector_bool m = asc_update_mask_b16(left);
+            vector_bool m = asc_update_mask_b16(left), blocks = asc_update_mask_b16(whole);
             vector_bfloat16_t x = asc_loadalign((__ubuf__ bfloat16_t*)(raw + r * pitch) + c * 128);
-            STORE_NZ(nz, r, first_block + c * 8, x, m);
+            asc_select(x, x, zero, m);
+            STORE_NZ(nz, r, first_block + c * 8, x, blocks);
         }
     }
 }
-
-// Scale of each 32-bit lane l, which stands for channels 2l and 2l + 1 of a chunk of 128.
-__simd_callee__ inline void lane_scale(vector_float& out, __ubuf__ uint8_t* scales, uint32_t chunk, int32_t kind, int32_t tile_log, const vector_u16& tile_of) {
-    const vector_bool all = asc_create_mask_b32(PAT_ALL);
-    if (kind == SCALE_F32) {
-        asc_loadalign_brc(out, (__ubuf__ float*)scales + chunk);
-        return;
+__simd_vf__ inline void rows_f32(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ float* nz, uint32_t width) {
+    vector_float zero;
+    asc_duplicate_scalar(zero, 0.0f, asc_create_mask_b32(PAT_ALL));
+    for (uint16_t r = 0; r < 16; ++r) {
+        uint32_t left = width, whole = (width + 15) / 16 * 16;
+        for (uint16_t c = 0; c < uint16_t((width + 63) / 64); ++c) {
+            vector_bool m = asc_update_mask_b32(left), blocks = asc_update_mask_b32(whole);
+            vector_float x = asc_loadalign((__ubuf__ float*)(raw + r * pitch) + c * 64);
+            asc_select(x, x, zero, m);
+            asc_storealign(nz + (c * 8 * nz_rows<float>() + r) * 8, x, uint16_t(nz_rows<float>()), uint16_t(0), blocks);
+        }
     }
-    vector_u16 codes;  // a 32-bit lane mask on 16-bit lanes: odd ones become 0, so each 32-bit lane holds its byte
-    asc_gather(codes, scales + (chunk << (7 - tile_log)), tile_of, all);
-    if (kind == SCALE_E4M3) {
-        asc_e4m32float(out, AS(vector_fp8_e4m3fn_t, codes), all);
-        return;
-    }
-    vector_u32 bits, nan;
-    asc_shiftleft_scalar(bits, AS(vector_u32, codes), 23, all);
+}
+// Scales of 32 quantised rows as floats, each repeated once per 16 channels that it covers: 32 floats per row.
+constexpr uint32_t SCALES = 32;
+__simd_vf__ inline void expand_scales(__ubuf__ uint8_t* raw, uint32_t pitch, int32_t kind, int32_t tile_log, __ubuf__ float* table) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL), some = asc_create_mask_b32(PAT_VL32);
+    vector_u32 nan, least;
     asc_duplicate_scalar(nan, 0x7FC00000u, all);
-    vector_bool bad = asc_eq_scalar(AS(vector_u32, codes), 255u, all);
-    asc_select(bits, nan, bits, bad);
-    out = AS(vector_float, bits);
+    asc_duplicate_scalar(least, 0x00400000u, all);  // 2^-127, the value of code 0
+    for (uint16_t r = 0; r < 32; ++r) {
+        vector_float x, again;
+        if (kind == SCALE_F32) {
+            x = asc_loadalign((__ubuf__ float*)(raw + r * pitch));
+        } else if (kind == SCALE_E4M3) {
+            vector_fp8_e4m3fn_t code;
+            asc_loadalign_unpack4(code, (__ubuf__ fp8_e4m3fn_t*)(raw + r * pitch));
+            asc_e4m32float(x, code, all);
+        } else {
+            vector_u8 code;
+            vector_u32 bits;
+            asc_loadalign_unpack4(code, raw + r * pitch);
+            asc_shiftleft_scalar(bits, AS(vector_u32, code), 23, all);
+            asc_select(bits, nan, bits, asc_eq_scalar(AS(vector_u32, code), 255u, all));
+            asc_select(bits, least, bits, asc_eq_scalar(AS(vector_u32, code), 0u, all));
+            x = AS(vector_float, bits);
+        }
+        for (uint16_t i = 4; i < uint16_t(tile_log); ++i) {
+            vector_float twice;
+            asc_intlv(twice, again, x, x);
+            x = twice;
+        }
+        asc_storealign(table + r * SCALES, x, some);
+    }
 }
 
 // Quantised channels of 32 rows; `fp4` picks the code width, `rest` what rounding to bf16 leaves instead of the values.
-__simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded, uint32_t scale_at, int32_t scale_kind,
-                                   int32_t tile_log, bool fp4, bool rest) {
+__simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded, __ubuf__ float* table, bool fp4, bool rest) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL), all16 = asc_create_mask_b16(PAT_ALL);
-    vector_s16 lane;
-    vector_u16 tile_of;
-    asc_arange(lane, 0);
-    asc_shiftright_scalar(tile_of, AS(vector_u16, lane), int16_t(tile_log), all16);
     for (uint16_t r = 0; r < 32; ++r) {
         uint32_t left = coded;
         for (uint16_t c = 0; c < uint16_t((coded + 127) / 128); ++c) {
@@ -77,7 +102,7 @@ __simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf
                 asc_e4m32float(even, x, all);
                 asc_e4m32float_v3(odd, x, all);
             }
-            lane_scale(scale, row + scale_at, c, scale_kind, tile_log, tile_of);
+            asc_loadalign_brc_elem2datablock(scale, table + r * SCALES + c * 8);  // 8 lanes, 16 channels, per float
             asc_mul(even, even, scale, all);
             asc_mul(odd, odd, scale, all);
             vector_bfloat16_t low, high;
@@ -98,23 +123,23 @@ __simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf
     }
 }
 
-__simd_vf__ inline void start_rows(__ubuf__ float* top, __ubuf__ float* sum) {
+// Row statistics of a job lie in `stats`: base (what exponents are taken relative to), sum, true maximum, 32 floats each.
+constexpr uint32_t BASE = 0, SUM = 32, TOP = 64, STATS = 96;
+
+__simd_vf__ inline void start_rows(__ubuf__ float* stats) {
     const vector_bool m = asc_create_mask_b32(PAT_VL32);
     vector_float x;
-    asc_duplicate_scalar(x, 0.0f, m);
-    asc_storealign(sum, x, m);
     vector_u32 inf;
+    asc_duplicate_scalar(x, 0.0f, m);
     asc_duplicate_scalar(inf, 0xFF800000u, m);
-    asc_storealign(top, AS(vector_float, inf), m);
+    asc_storealign(stats + SUM, x, m);
+    asc_storealign(stats + BASE, AS(vector_float, inf), m);
+    asc_storealign(stats + TOP, AS(vector_float, inf), m);
 }
-
-// P = exp(scale * S - new maximum) as bf16 fractals, with running maximum, sum, and the factor old results shrink by.
-// Key k counts if bit k of low | high << 32 is set.
-__simd_vf__ inline void softmax_block(__ubuf__ float* s, __ubuf__ bfloat16_t* probs, __ubuf__ float* top, __ubuf__ float* sum, __ubuf__ float* shrink,
-                                      uint16_t rows, float scale, uint32_t low, uint32_t high) {
+__simd_callee__ inline void lanes_of(vector_bool& seen, uint32_t low, uint32_t high) {  // lane k: bit k of low | high << 32
     const vector_bool all = asc_create_mask_b32(PAT_ALL);
     vector_s32 lane;
-    vector_u32 word, word_high, none_bits, place;
+    vector_u32 word, word_high, place;
     asc_arange(lane, 0);
     asc_duplicate_scalar(word, low, all);
     asc_duplicate_scalar(word_high, high, all);
@@ -124,37 +149,90 @@ __simd_vf__ inline void softmax_block(__ubuf__ float* s, __ubuf__ bfloat16_t* pr
     asc_shiftright(word, word, AS(vector_s32, place), all);
     asc_duplicate_scalar(place, 1u, all);
     asc_and(word, word, place, all);
-    const vector_bool seen = asc_ne_scalar(word, 0u, all);
-    asc_duplicate_scalar(none_bits, 0xFF800000u, all);
-    vector_float none = AS(vector_float, none_bits), zero;
-    asc_duplicate_scalar(zero, 0.0f, all);
-    for (uint16_t r = 0; r < rows; ++r) {
-        vector_float x = asc_loadalign(s + r * KEYS), old, before, base, p, keep, part, best;
-        asc_mul_scalar(x, x, scale, all);
-        asc_select(x, x, none, seen);
-        asc_reduce_max(best, x, all);
-        asc_duplicate(best, best, all);
-        asc_loadalign_brc(old, top + r);
-        asc_loadalign_brc(before, sum + r);
-        asc_max(best, best, old, all);
-        asc_select(base, zero, best, asc_eq(best, none, all));
-        asc_exp_sub(p, x, base, all);
-        asc_exp_sub(keep, old, base, all);
-        asc_reduce_sum(part, p, all);
-        asc_duplicate(part, part, all);
-        asc_madd(before, keep, part, all);
-        asc_storealign_1st(top + r, best);
-        asc_storealign_1st(sum + r, before);
-        asc_storealign_1st(shrink + r, keep);
-        vector_bfloat16_t wide;
-        vector_u16 tight;
-        asc_float2bfloat16_rn(wide, p, all);
-        asc_pack_to_low(tight, AS(vector_u32, wide));
-        asc_storealign(probs + r * 16, AS(vector_bfloat16_t, tight), uint16_t(32), uint16_t(0), asc_create_mask_b16(PAT_VL64));
+    seen = asc_ne_scalar(word, 0u, all);
+}
+// S = scale * S, or -inf where a key does not count; the row's maximum goes to best[row]. Token i of the rows sees the
+// keys below limit + step * i of the block.
+__simd_vf__ inline void scale_block(__ubuf__ float* s, __ubuf__ float* best, uint16_t tokens, uint16_t heads, float scale, uint32_t low, uint32_t high, int32_t limit,
+                                    int32_t step) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL);
+    vector_bool seen, counts;
+    vector_s32 lane;
+    vector_u32 none;
+    lanes_of(seen, low, high);
+    asc_arange(lane, 0);
+    asc_duplicate_scalar(none, 0xFF800000u, all);
+    for (uint16_t t = 0; t < tokens; ++t) {
+        counts = asc_lt_scalar(lane, limit + step * int32_t(t), seen);
+        for (uint16_t h = 0; h < heads; ++h) {
+            vector_float x = asc_loadalign(s + (t * heads + h) * S_PITCH), top;
+            asc_mul_scalar(x, x, scale, all);
+            asc_select(x, x, AS(vector_float, none), counts);
+            asc_storealign(s + (t * heads + h) * S_PITCH, x, all);
+            asc_reduce_max(top, x, all);
+            asc_storealign_1st(best + t * heads + h, top);
+        }
     }
 }
+// Moves the base of all rows if some row's logits pass it by more than GROWTH (grew[0] = 1, else 0), and shrinks sums by
+// the factor that old results shrink by.
+__simd_vf__ inline void move_base(__ubuf__ float* best, __ubuf__ float* stats, __ubuf__ float* shrink, __ubuf__ int32_t* grew, uint32_t rows) {
+    uint32_t left = rows;
+    const vector_bool m = asc_update_mask_b32(left);
+    vector_float b = asc_loadalign(best), base = asc_loadalign(stats + BASE), sum = asc_loadalign(stats + SUM), top = asc_loadalign(stats + TOP), edge, moved, from, zero, keep;
+    vector_u32 none_bits;
+    asc_duplicate_scalar(zero, 0.0f, m);
+    asc_duplicate_scalar(none_bits, 0xFF800000u, m);
+    asc_max(top, top, b, m);
+    asc_storealign(stats + TOP, top, m);
+    asc_add_scalar(edge, base, GROWTH, m);
+    const vector_bool over = asc_gt(b, edge, m);
+    vector_s32 one, flag;
+    asc_duplicate_scalar(one, 1, over);
+    asc_reduce_max(flag, one, m);
+    asc_storealign_1st(grew, flag);
+    asc_duplicate(flag, flag, m);
+    asc_max(moved, base, b, m);
+    asc_select(moved, moved, base, asc_ne_scalar(flag, 0, m));
+    asc_select(from, zero, moved, asc_eq(moved, AS(vector_float, none_bits), m));
+    asc_exp_sub(keep, base, from, m);
+    asc_mul(sum, sum, keep, m);
+    asc_storealign(stats + BASE, moved, m);
+    asc_storealign(stats + SUM, sum, m);
+    asc_storealign(shrink, keep, m);
+}
+// P = exp(S - base) as fractals of T; sums grow by the rows' sums.
+template <class T>
+__simd_vf__ inline void exponents(__ubuf__ float* s, __ubuf__ T* probs, __ubuf__ float* part, __ubuf__ float* stats, uint16_t rows) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL), keys = sizeof(T) == 2 ? all : asc_create_mask_b32(PAT_VL32), m = asc_create_mask_b32(PAT_VL32);
+    vector_u32 none_bits;
+    vector_float zero;
+    asc_duplicate_scalar(zero, 0.0f, all);
+    asc_duplicate_scalar(none_bits, 0xFF800000u, all);
+    for (uint16_t r = 0; r < rows; ++r) {
+        vector_float x = asc_loadalign(s + r * S_PITCH), base, sum;
+        asc_loadalign_brc(base, stats + BASE + r);
+        asc_select(base, zero, base, asc_eq(base, AS(vector_float, none_bits), all));
+        asc_exp_sub(x, x, base, keys);
+        asc_reduce_sum(sum, x, keys);
+        asc_storealign_1st(part + r, sum);
+        if constexpr (sizeof(T) == 4) {
+            asc_storealign(probs + r * 8, x, uint16_t(HALF), uint16_t(0), keys);
+        } else {
+            vector_bfloat16_t wide;
+            vector_u16 tight;
+            asc_float2bfloat16_rn(wide, x, all);
+            asc_pack_to_low(tight, AS(vector_u32, wide));
+            asc_storealign(probs + r * 16, AS(vector_bfloat16_t, tight), uint16_t(HALF), uint16_t(0), asc_create_mask_b16(PAT_VL64));
+        }
+    }
+    asc_mem_bar(VST_VLD);
+    vector_float sum = asc_loadalign(stats + SUM), more = asc_loadalign(part);
+    asc_add(sum, sum, more, m);
+    asc_storealign(stats + SUM, sum, m);
+}
 
-// O = O * shrink + piece, or O = piece for the first block of a job.
+// O = O * shrink + piece, or O = piece for what a job's first base gave.
 __simd_vf__ inline void take_first(__ubuf__ float* o, __ubuf__ float* piece, uint16_t rows, uint32_t cols, uint32_t pitch) {
     for (uint16_t r = 0; r < rows; ++r) {
         uint32_t left = cols;
@@ -186,39 +264,54 @@ __simd_vf__ inline void zero_output(__ubuf__ float* o, uint16_t registers) {
     for (uint16_t i = 0; i < registers; ++i) asc_storealign(o + i * 64, x, all);
 }
 
-// out = O / sum, dimmed by the sink; lse and maximum go to one 32-byte block per row.
-__simd_vf__ inline void finish_rows(__ubuf__ float* o, __ubuf__ float* top, __ubuf__ float* sum, __ubuf__ float* sink, bool has_sink, __ubuf__ bfloat16_t* out,
-                                    __ubuf__ float* lse_out, __ubuf__ float* top_out, uint16_t rows, uint32_t cols) {
+__simd_vf__ inline void copy_rows(__ubuf__ float* to, __ubuf__ float* from) {
+    const vector_bool m = asc_create_mask_b32(PAT_VL32);
+    vector_float x = asc_loadalign(from);
+    asc_storealign(to, x, m);
+}
+
+// out = O / sum, dimmed by the sink, in place (bf16 rows keep the pitch of O); lse and maximum go to one 32-byte block per
+// row. A bf16 chunk is stored where chunks before it were read.
+__simd_vf__ inline void finish_rows(__ubuf__ float* o, __ubuf__ float* stats, __ubuf__ float* sink, bool has_sink, bool wide, __ubuf__ float* lse_out, __ubuf__ float* top_out,
+                                    uint16_t tokens, uint16_t heads, uint32_t cols) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL);
     vector_float one, zero;
     asc_duplicate_scalar(one, 1.0f, all);
     asc_duplicate_scalar(zero, 0.0f, all);
-    for (uint16_t r = 0; r < rows; ++r) {
-        vector_float t, l, lse, factor;
-        asc_loadalign_brc(t, top + r);
-        asc_loadalign_brc(l, sum + r);
-        asc_ln(lse, l, all);
-        asc_add(lse, lse, t, all);
-        asc_storealign_1st(lse_out + r * 8, lse);
-        asc_storealign_1st(top_out + r * 8, t);
-        vector_float whole = l;
-        if (has_sink) {
-            vector_float dim;
-            asc_loadalign_brc(dim, sink + r);
-            asc_exp_sub(dim, dim, lse, all);
-            asc_add(dim, dim, one, all);
-            asc_mul(whole, whole, dim, all);
-        }
-        asc_div(factor, one, whole, all);
-        asc_select(factor, zero, factor, asc_eq(l, zero, all));
-        uint32_t left = cols;
-        for (uint16_t c = 0; c < uint16_t((cols + 63) / 64); ++c) {
-            vector_bool m = asc_update_mask_b32(left);
-            vector_float x = asc_loadalign(o + r * O_PITCH + c * 64);
-            vector_bfloat16_t b;
-            asc_mul(x, x, factor, all);
-            asc_float2bfloat16_rn(b, x, all);
-            asc_storealign_pack((__ubuf__ uint32_t*)(out + r * O_PITCH + c * 64), AS(vector_u32, b), m);
+    for (uint16_t t = 0; t < tokens; ++t) {
+        for (uint16_t h = 0; h < heads; ++h) {
+            const uint32_t r = t * heads + h;
+            vector_float base, top, l, lse, factor, whole;
+            asc_loadalign_brc(base, stats + BASE + r);
+            asc_loadalign_brc(top, stats + TOP + r);
+            asc_loadalign_brc(l, stats + SUM + r);
+            asc_ln(lse, l, all);
+            asc_add(lse, lse, base, all);
+            asc_storealign_1st(lse_out + r * 8, lse);
+            asc_storealign_1st(top_out + r * 8, top);
+            whole = l;
+            if (has_sink) {
+                vector_float dim;
+                asc_loadalign_brc(dim, sink + h);
+                asc_exp_sub(dim, dim, lse, all);
+                asc_add(dim, dim, one, all);
+                asc_mul(whole, whole, dim, all);
+            }
+            asc_div(factor, one, whole, all);
+            asc_select(factor, zero, factor, asc_eq(l, zero, all));
+            uint32_t left = cols;
+            for (uint16_t c = 0; c < uint16_t((cols + 63) / 64); ++c) {
+                vector_bool m = asc_update_mask_b32(left);
+                vector_float x = asc_loadalign(o + r * O_PITCH + c * 64);
+                asc_mul(x, x, factor, all);
+                if (wide) {
+                    asc_storealign(o + r * O_PITCH + c * 64, x, m);
+                    continue;
+                }
+                vector_bfloat16_t b;
+                asc_float2bfloat16_rn(b, x, all);
+                asc_storealign_pack((__ubuf__ uint32_t*)((__ubuf__ bfloat16_t*)(o + r * O_PITCH) + c * 64), AS(vector_u32, b), m);
+            }
         }
     }
 }

@@ -59,5 +59,9 @@ class AscendKernel(Kernel):
 
     def load(self, device: Device, entry: str, extra: Any = None) -> Loaded:
         """Compile (or fetch) and load the code for `device`."""
-        executable = device.executable(self.source)  # type: ignore[attr-defined]
+        return self.load_from(device, self.source, entry, extra)
+
+    def load_from(self, device: Device, source: str, entry: str, extra: Any = None) -> Loaded:
+        """The same for another kernel file."""
+        executable = device.executable(source)  # type: ignore[attr-defined]
         return Loaded(executable, entry, device.props.compute_units or 1, extra)

@@ -1,29 +1,26 @@
-"""Latent attention: sparse prefill, sparse decode in every cache format, dense paged decode. One kernel serves all.
+"""What the latent attention kernels are told: rows of a cache, pools, and the packed struct of arguments.
 
-Invariants: lists, lengths and tables stay on the device; a job is one token and up to 64 heads, so results do not
-depend on the batch; queries are bf16 (float32 ones are refused).
+Invariants: lists, lengths, tables and offsets stay on the device. Every op of the family packs the same struct; the
+modes differ in where the next key lies. See ops/attention.py for the ops.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from deepinfer.hal import Arg, Device, DeviceProps, Stream, Support
-from deepinfer.hal.types import YES
+from deepinfer.hal import Arg
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
-from deepinfer.registry import Call, Plan, TensorMeta
-from deepinfer_ascend950.ops.base import AscendKernel, arguments, read, write
+from deepinfer_ascend950.ops.base import arguments, read, write
 
-HEADS = 64
-SPARSE, DENSE, DENSE_CAUSAL = 0, 1, 2
+ROWS = 64  # of a job
+SPARSE, PAGED, CUT_ROWS, HEADS = 0, 1, 2, 3
 KINDS = {8: 1, 4: 2}
 SCALES = {"f32": 0, "ue8m0": 1, "e4m3": 2}
 POOL = "7q6q6i12i"
-MAX_WIDTH, MAX_VALUE = 576, 512
+MAX_WIDTH, MAX_VALUE = 576, 512  # what the buffers of a core hold
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Pool:
     """One pool of a call: cache, list of slots (or of blocks), lengths, page, and its rows."""
 
     cache: torch.Tensor
-    index: torch.Tensor
+    index: torch.Tensor | None
     length: torch.Tensor | None
     rows: Rows
     page: int
@@ -91,9 +88,9 @@ class Pool:
     def pack(self) -> bytes:
         """The struct MlaPool."""
         index, length = self.index, self.length
-        size = index.element_size()
-        step = [s * size for s in index.stride()]
-        at = (step[0], step[1] if index.ndim == 3 else 0, step[-1])
+        size = 0 if index is None else index.element_size()
+        step = [0] if index is None else [s * size for s in index.stride()]
+        at = (step[0], step[1] if len(step) == 3 else 0, step[-1])
         long = (
             (0, 0)
             if length is None
@@ -143,143 +140,82 @@ def paged_pool(cache: torch.Tensor, name: str, index: torch.Tensor, length: torc
     return Pool(cache, index, length, cache_rows(cache, name), page, blocks * page, stride, topk)
 
 
-def mla_arguments(
-    q: torch.Tensor,
-    pools: list[Pool],
-    sink: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    top: torch.Tensor | None,
-    mode: int,
-    scale: float,
-) -> list[Arg]:
-    """The struct MlaArgs for q [b, s, h, d], out [b, s, h, d_v], lse and top [b, h, s]."""
-    batch, s_q, heads, width = q.shape
-    two = [*pools, *[None] * (2 - len(pools))]
-    pointers = [
-        read(q),
-        *(read(x.cache if x else None) for x in two),
-        *(read(x.index if x else None) for x in two),
-        *(read(x.length if x else None) for x in two),
-        read(sink),
-        write(out),
-        write(lse),
-        write(top),
-    ]
-    strides = [s * q.element_size() for s in q.stride()[:3]] + [s * out.element_size() for s in out.stride()[:3]]
-    strides += [lse.stride(0) * 4, lse.stride(2) * 4, lse.stride(1) * 4]
-    args = arguments(pointers, "9q6ifi", (*strides, batch, s_q, heads, width, out.shape[-1], mode, scale, len(pools)))
-    packed = b"".join(x.pack() if x else bytes(struct.calcsize("<" + POOL)) for x in two)
-    return [*args[:-1], Arg(args[-1].value + packed)]
+@dataclass(frozen=True)
+class Problem:
+    """One launch. q [b, s, h, d], out [b, s, h, d_v], lse and top [b, h, s]; ragged ones have b = 1 and cut s by cu_q.
+
+    `values` are those of keys per head; `parts` > 1 splits every request's keys, with out [parts, b, s, h, d_v] and
+    lse [parts, b, h, s] for the partial results.
+    """
+
+    q: torch.Tensor
+    pools: tuple[Pool, ...]
+    out: torch.Tensor
+    lse: torch.Tensor
+    mode: int
+    scale: float
+    sink: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+    causal: bool = False
+    cu_q: torch.Tensor | None = None
+    cu_k: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    parts: int = 1
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel."""
+        return "mla_attend" if self.q.dtype is torch.bfloat16 else "mla_attend_f32"
+
+    @property
+    def jobs(self) -> int:
+        """Jobs of the launch; an upper bound where requests are ragged."""
+        b, s, heads, _ = self.q.shape
+        together = 1 if self.mode == SPARSE else ROWS if self.mode == HEADS else jobs_tokens(heads)
+        groups = heads if self.mode == HEADS else -(-heads // ROWS)
+        requests = b if self.cu_q is None else self.cu_q.shape[0] - 1
+        tiles = b * -(-s // together) if self.cu_q is None else -(-s // together) + requests
+        return tiles * groups * self.parts
+
+    def pack(self) -> list[Arg]:
+        """The struct MlaArgs."""
+        q, cu_q, cu_k = self.q, self.cu_q, self.cu_k
+        out, lse = (self.out[0], self.lse[0]) if self.parts > 1 else (self.out, self.lse)
+        two = [*self.pools, *[None] * (2 - len(self.pools))]
+        caches = [x.cache if x else None for x in two]
+        if self.values is not None:
+            caches[1] = self.values
+        pointers = [read(q), *map(read, caches), *(read(x.index if x else None) for x in two)]
+        pointers += [*(read(x.length if x else None) for x in two), read(self.sink), write(self.out), write(self.lse)]
+        pointers += [write(self.top), read(cu_q), read(cu_k)]
+        strides = [s * q.element_size() for s in q.stride()[:3]] + [s * out.element_size() for s in out.stride()[:3]]
+        strides += [lse.stride(0) * 4, lse.stride(2) * 4, lse.stride(1) * 4]
+        strides += [self.out.stride(0) * out.element_size(), self.lse.stride(0) * 4] if self.parts > 1 else [0, 0]
+        keys = self.pools[0].cache
+        strides += [_step(cu_q), _step(cu_k)]
+        strides += [_head(keys), _head(self.values)] if self.mode == HEADS else [0, 0]
+        strides += [q.shape[1], keys.shape[0]]
+        batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+        sizes = [batch, *q.shape[1:], out.shape[-1], q.shape[-1] if self.mode == HEADS else 0, self.mode]
+        sizes += [int(self.causal), len(self.pools), self.parts, _size(cu_q), _size(cu_k)]
+        sizes += [int(out.dtype is torch.float32)]
+        args = arguments(pointers, "17q13if", (*strides, *sizes, self.scale))
+        packed = b"".join(x.pack() if x else bytes(struct.calcsize("<" + POOL)) for x in two)
+        return [*args[:-1], Arg(args[-1].value + packed)]
 
 
-def common_reasons(call: Call, q: TensorMeta, out: int) -> list[str]:
-    """Why the kernel cannot take these queries and outputs."""
-    reasons = []
-    if q.dtype is not torch.bfloat16:
-        reasons.append("q: float32 queries (the cube's float32 rate makes them pointless here)")
-    if q.shape[-1] % 16 or q.shape[-1] > MAX_WIDTH:
-        reasons.append(f"q: width {q.shape[-1]}, must be a multiple of 16 up to {MAX_WIDTH}")
-    if q.shape[-2] > 1 and q.stride[-2] <= 0:
-        reasons.append("q: heads repeat")
-    if call["d_v"] % 16 or call["d_v"] > MAX_VALUE:
-        reasons.append(f"d_v: {call['d_v']}, must be a multiple of 16 up to {MAX_VALUE}")
-    if call.out is not None and call.out[0].stride[-1] != 1:
-        reasons.append("out: last stride must be 1")
-    sink = call["attn_sink"]
-    if sink is not None and sink.shape[0] > 1 and sink.stride[0] != 1:
-        reasons.append("attn_sink: not contiguous")
-    return reasons
+def jobs_tokens(heads: int) -> int:
+    """Tokens that share a job of dense attention."""
+    return 1 if heads > ROWS // 2 else 2 * (ROWS // 2 // heads)
 
 
-class SparsePrefill(AscendKernel):
-    """Sparse prefill over an unquantised [S, d] tensor."""
-
-    op = "flash_mla.sparse_prefill"
-    name = "ascend950_mla_sparse_prefill"
-    source = "mla_sparse"
-    sources = ("kernels/mla_sparse.asc", "kernels/mla_vector.h", "kernels/mla_args.h", "kernels/deepinfer.h")
-    batch_invariant = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        reasons = common_reasons(call, call["q"], 3)
-        return Support.no(*reasons) if reasons else YES
-
-    def plan(self, device: Device, call: Call) -> Plan:
-        return Plan(state=self.load(device, "mla_sparse"))
-
-    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
-        q, kv, indices, lengths, sink, _, scale = args
-        result, lse, top = out
-        if result.numel() == 0 and lse.numel() == 0:
-            return
-        rows, pitch = kv.shape[0], kv.stride(0) * kv.element_size()
-        pool = Pool(
-            kv, indices.unsqueeze(1), lengths, plain_rows(kv.shape[1], pitch), max(rows, 1), rows, 0, indices.shape[1]
-        )
-        # [h, T] results as [b = T, h, s = 1]
-        lse, top = (x.t().unsqueeze(-1) for x in (lse, top))
-        packed = mla_arguments(q.unsqueeze(1), [pool], sink, result.unsqueeze(1), lse, top, SPARSE, scale)
-        plan.state.launch(stream, q.shape[0] * -(-q.shape[1] // HEADS), packed)
+def _size(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.element_size()
 
 
-class SparseDecode(AscendKernel):
-    """Sparse decode over one or two paged pools."""
-
-    op = "flash_mla.sparse_decode"
-    name = "ascend950_mla_sparse_decode"
-    source = "mla_sparse"
-    sources = SparsePrefill.sources
-    batch_invariant = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        reasons = common_reasons(call, call["q"], 4)
-        for name in ("kv_cache", "extra_kv_cache"):
-            if call[name] is not None and call[name].dtype is torch.float32:
-                reasons.append(f"{name}: float32 rows")
-        return Support.no(*reasons) if reasons else YES
-
-    def plan(self, device: Device, call: Call) -> Plan:
-        return Plan(state=self.load(device, "mla_sparse"))
-
-    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
-        q, cache, indices, lengths, extra, extra_indices, extra_lengths, sink, name, extra_name, _, scale = args
-        result, lse = out
-        if result.numel() == 0:
-            return
-        pools = [paged_pool(cache, name, indices, lengths, indices.shape[2])]
-        if extra is not None:
-            pools.append(paged_pool(extra, extra_name, extra_indices, extra_lengths, extra_indices.shape[2]))
-        packed = mla_arguments(q, pools, sink, result, lse, None, SPARSE, scale)
-        plan.state.launch(stream, q.shape[0] * q.shape[1] * -(-q.shape[2] // HEADS), packed)
+def _step(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.stride(0) * tensor.element_size()
 
 
-class DenseDecode(AscendKernel):
-    """Dense decode over a paged cache; a request's keys are walked by one core per 64 heads."""
-
-    op = "flash_mla.decode"
-    name = "ascend950_mla_decode"
-    source = "mla_sparse"
-    sources = SparsePrefill.sources
-    batch_invariant = True
-
-    def supports(self, props: DeviceProps, call: Call) -> Support:
-        reasons = common_reasons(call, call["q"], 4)
-        if call["kv_cache"].dtype is torch.float32:
-            reasons.append("kv_cache: float32 rows")
-        return Support.no(*reasons) if reasons else YES
-
-    def plan(self, device: Device, call: Call) -> Plan:
-        return Plan(state=self.load(device, "mla_sparse"))
-
-    def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
-        q, cache, table, lengths, sink, name, _, causal, scale = args
-        result, lse = out
-        if result.numel() == 0:
-            return
-        pool = paged_pool(cache, name, table, lengths, table.shape[1] * cache.shape[1])
-        packed = mla_arguments(q, [pool], sink, result, lse, None, DENSE_CAUSAL if causal else DENSE, scale)
-        plan.state.launch(stream, q.shape[0] * q.shape[1] * -(-q.shape[2] // HEADS), packed)
-
-
-KERNELS = (SparsePrefill(), SparseDecode(), DenseDecode())
+def _head(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.stride(1) * tensor.element_size()

@@ -1,0 +1,103 @@
+"""Scenarios of the mutation suite for the attention, cache and merge kernels: launches that reach every mutant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from deepinfer_ascend950.ops import cache, merge, mla
+
+from deepinfer.hal import Arg
+from deepinfer.ops.flash_mla.cache_cases import Shape as CacheShape
+from deepinfer.ops.flash_mla.decode_cases import Shape as DenseShape
+from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
+from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
+from deepinfer.registry import get_spec
+
+NUMBERS = {"mla_attend": range(30, 48), "kv_cache": range(70, 76), "merge_states": range(80, 84)}
+# (entry, grid, arguments, judgement, what the arguments point at)
+Parts = tuple[str, int, list[Arg], Callable[[], bool], tuple[object, ...]]
+
+
+def _close(got: torch.Tensor, wanted: torch.Tensor, limit: float) -> bool:
+    return bool((got.double() - wanted).abs().max() <= limit * wanted.abs().max())  # false for NaN
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _sparse() -> Parts:
+    """Three tokens on one core; later keys have larger logits, so bases move and O leaves the cube in between."""
+    args = Shape(3, 300, 64, 330, 576, holes="wild").make(_generator(1))
+    args["indices"][:, 3:300] = args["indices"][:, 3:300].sort().values
+    args["indices"][:, :3] = -1
+    args["kv"] *= torch.linspace(0.2, 5, 300)[:, None]
+    q, kv, indices = args["q"], args["kv"], args["indices"]
+    out, lse = torch.full((3, 64, 512), torch.nan).bfloat16(), torch.full((64, 3), torch.nan)
+    pool = mla.Pool(kv, indices.unsqueeze(1), None, mla.plain_rows(576, 1152), 300, 300, 0, 330)
+    problem = mla.Problem(
+        q.unsqueeze(1), (pool,), out.unsqueeze(1), lse.t().unsqueeze(-1), mla.SPARSE, args["softmax_scale"]
+    )
+    wanted = get_spec("flash_mla.sparse_prefill").reference(args)
+    right = lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-3)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
+def _float_scales() -> Parts:
+    args = DecodeShape(1, 1, 4, "v32_fp8", 2, 16, 60).make(_generator(3))
+    out, lse = torch.full((1, 1, 4, 512), torch.nan).bfloat16(), torch.full((1, 4, 1), torch.nan)
+    pool = mla.paged_pool(args["kv_cache"], "v32_fp8", args["indices"], None, 2)
+    problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"])
+    wanted = get_spec("flash_mla.sparse_decode").reference(args)
+    right = lambda: _close(lse, wanted[1], 1e-5) and _close(out, wanted[0], 2.5 * 2**-9)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
+def _causal() -> Parts:
+    """Tokens that share a job, each with one key more than the one before."""
+    args = DenseShape(lens=(90, 7), s_q=6, h=16, page=16).make(_generator(4))
+    out, lse = torch.full((2, 6, 16, 512), torch.nan).bfloat16(), torch.full((2, 16, 6), torch.nan)
+    table = args["block_table"]
+    pool = mla.paged_pool(args["kv_cache"], "bf16", table, args["seq_lens"], table.shape[1] * 16)
+    problem = mla.Problem(args["q"], (pool,), out, lse, mla.PAGED, args["softmax_scale"], causal=True)
+    wanted = get_spec("flash_mla.decode").reference(args)
+    right = lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-4)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
+def _written(name: str, dtype: torch.dtype) -> Parts:
+    args = CacheShape(name, n=12, slots="wild", kind="wide", dtype=dtype).make_write(_generator(5))
+    wanted: dict[str, Any] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
+    get_spec("flash_mla.kv_cache_write").reference(wanted)
+    packed = cache.cache_arguments(args["kv_cache"], args["rows"], args["slots"], name, writes=True)
+    right = lambda: torch.equal(args["kv_cache"], wanted["kv_cache"])  # noqa: E731
+    return "kv_cache_write", 2, packed, right, (args,)
+
+
+def _read() -> Parts:
+    args = CacheShape("v41_fp8", n=12).make_read(_generator(6))
+    rows = torch.full((12, 512), torch.nan)
+    packed = cache.cache_arguments(args["kv_cache"], rows, args["slots"], "v41_fp8", writes=False)
+    (wanted,) = get_spec("flash_mla.kv_cache_read").reference(args)
+    return "kv_cache_read", 2, packed, lambda: torch.equal(rows.double(), wanted), (args, rows)
+
+
+def _merged() -> Parts:
+    g = _generator(7)
+    outs, lses = torch.randn(9, 1, 3, 2, 2300, generator=g), torch.randn(9, 1, 2, 3, generator=g) * 3
+    out, lse = torch.full((1, 3, 2, 2300), torch.nan), torch.full((1, 2, 3), torch.nan)
+    wanted = get_spec("flash_mla.merge_states").reference({"outs": outs, "lses": lses, "attn_sink": None})
+    packed = merge.merge_arguments(outs, lses, None, out, lse)
+    right = lambda: _close(out, wanted[0], 1e-5) and _close(lse, wanted[1], 1e-5)  # noqa: E731
+    return "merge_states", 1, packed, right, (outs, lses, out, lse)
+
+
+def launches(source: str) -> list[Parts]:
+    """Launches of one kernel file."""
+    if source == "mla_attend":
+        return [_sparse(), _float_scales(), _causal()]
+    if source == "kv_cache":
+        return [_written("v41_fp8", torch.bfloat16), _written("v32_fp8", torch.float32), _read()]
+    return [_merged()]
