@@ -91,7 +91,8 @@ class CudaGraph(Graph):
     Only this thread's calls can break the capture ("thread_local"): other threads go on allocating and synchronising.
     """
 
-    def __init__(self, device: torch.device, pool: tuple[int, int]) -> None:
+    def __init__(self, device: torch.device, pool: Any) -> None:
+        """`pool` is a handle of torch.cuda.graph_pool_handle()."""
         self._device = device
         self._graph, self.pool = torch.cuda.CUDAGraph(), pool
         self._context: Any = None
@@ -103,23 +104,24 @@ class CudaGraph(Graph):
         self._context.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         """End the capture. One that broke off leaves this thread on its old stream with the allocator as before, and
         what is raised is the error that broke it."""
         try:
-            self._context.__exit__(kind, error, trace)
+            self._context.__exit__(*exc)
         except RuntimeError:
             _leave_capture(self._device, self.pool)
-            if error is None:
+            if exc[1] is None:
                 raise
         finally:
-            torch.cuda.set_stream(self._before)
+            if self._before is not None:
+                torch.cuda.set_stream(self._before)
 
     def replay(self) -> None:
         self._graph.replay()
 
 
-def _leave_capture(device: torch.device, pool: tuple[int, int]) -> None:
+def _leave_capture(device: torch.device, pool: Any) -> None:
     """torch before 2.12 leaves its allocator in a capture whose end failed, see pytorch/pytorch#180395."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12):
         torch._C._cuda_endAllocateToPool(device.index, pool)
