@@ -14,8 +14,8 @@ from deepinfer.conformance.item import Breach, Item, Target, require
 from deepinfer.conformance.prepared import prepared
 from deepinfer.errors import InvalidArgument
 from deepinfer.hal import use_backend
-from deepinfer.registry import Case, ErrorCase, Op, OpSpec, fallback
-from deepinfer.registry.call import Kind, Param
+from deepinfer.registry import Case, ErrorCase, Op, OpSpec, aliasing, fallback
+from deepinfer.registry.call import Kind, Param, TensorMeta
 from deepinfer.registry.dispatch import make_call
 
 ERROR_SEED = 11
@@ -44,8 +44,14 @@ def _spec_error(spec: OpSpec, error_case: ErrorCase) -> Any:
 
 
 def _place(target: Target, value: Any) -> Any:
-    movable = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-    return target.device.to_device(value) if movable else value
+    """`value` on the target's device. A view whose elements share addresses keeps sharing them, which a copy loses."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return value
+    plain = value.layout is torch.strided and value.numel() > 0
+    if not plain or not aliasing.overlaps_itself(TensorMeta.of(value)):
+        return target.device.to_device(value)
+    reach = 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    return target.device.to_device(value.as_strided((reach,), (1,))).as_strided(value.shape, value.stride())
 
 
 def _expect(

@@ -32,6 +32,8 @@ class Backend(abc.ABC):
             chosen automatically.
         drivers: driver names, the first is the default; "" is the default driver's own name in a spec.
         portable_is_native: True when the portable tier is this backend's own (cpu), so it is not a fallback.
+        bit_equal_engine: claims that engine options which change nothing (batch mix, chunks, prefix cache, block size)
+            change no bit of a log-probability; level L3 of the conformance suite holds it to that.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Backend(abc.ABC):
     priority: int = 0
     drivers: tuple[str, ...] = ("",)
     portable_is_native: bool = False
+    bit_equal_engine: bool = False
 
     @abc.abstractmethod
     def probe(self, driver: str = "") -> Probe:

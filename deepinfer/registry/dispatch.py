@@ -183,14 +183,14 @@ def dispatch_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tup
     parts: list[Any] = []
     for a in args:
         if isinstance(a, _Tensor):
-            parts += (a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15)
+            parts += (a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15, a.is_neg())
         else:
             parts += (a.__class__, a)
     for o in out:
         if o is None:
             parts.append(None)
         else:
-            parts += (o.shape, o.dtype, o.stride(), o.device, o.data_ptr() & 15)
+            parts += (o.shape, o.dtype, o.stride(), o.device, o.data_ptr() & 15, o.is_neg())
     return tuple(parts)
 
 
@@ -252,6 +252,8 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
             raise invalid(f"{op}: {name}", value, "must be a torch.Tensor")
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise invalid(f"{op}: {name}", _kind_of(value), "must be a dense tensor; pass .to_dense()")
+        if value.is_neg():  # kernels read memory, where the sign is not yet changed
+            raise invalid(f"{op}: {name}", "a lazily negated view", "must hold its values; pass .resolve_neg()")
         if not _same_device(value.device, device):
             raise invalid(
                 f"{op}: {name}", str(value.device), "must lie on the current device's memory", nearest=str(device)

@@ -89,8 +89,9 @@ class PortableKernel(Kernel):
     tier = "portable"
     allocates = True
 
-    def __init__(self, spec: OpSpec) -> None:
+    def __init__(self, spec: OpSpec, on_host: bool = False) -> None:
         self.spec = spec
+        self.batch_invariant = on_host and spec.host_batch_invariant
         self.op = spec.name
         self.name = "portable"
         self._names = tuple(param.name for param in spec.params)

@@ -65,7 +65,8 @@ def candidates(device: Device, op: str) -> list[Candidate]:
     backend = discovery.load(device.backend)
     native = [Candidate(kernel, False) for kernel in _declared(device.backend).get(op, [])]
     if not any(candidate.kernel.tier == "portable" for candidate in native):
-        native.append(Candidate(PortableKernel(get_spec(op)), not backend.portable_is_native))
+        at_home = backend.portable_is_native
+        native.append(Candidate(PortableKernel(get_spec(op), at_home), not at_home))
     pinned = (_pins.get() or {}).get(op)
     if pinned is None:
         return native

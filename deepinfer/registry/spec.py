@@ -82,12 +82,14 @@ class OpSpec(abc.ABC):
     """Base of all op specifications. `name` is "family.op"; `params` are the canonical (flat) arguments in order.
 
     `in_place`: pairs (result, parameter) for which the caller may give the parameter's very tensor as `out`.
+    `host_batch_invariant`: the portable version claims batch invariance on a backend whose kernels it is made for.
     """
 
     name: ClassVar[str]
     params: ClassVar[tuple[Param, ...]]
     returns: ClassVar[tuple[str, ...]]
     in_place: ClassVar[tuple[tuple[str, str], ...]] = ()
+    host_batch_invariant: ClassVar[bool] = False
 
     @property
     def family(self) -> str:

@@ -1,16 +1,22 @@
 """Latent attention on the CPU: one request (or token) at a time, exact lengths, as few torch calls as possible.
 
     request r:  pages -> keys [n, d] float32        (a view of the cache if its blocks are neighbours, else one gather)
-                logits = q [t*h, d] @ keys^T        (blocks of KEYS keys; up to ONE_PASS keys in a single block)
-                softmax, @ keys[:, :d_v]            (online over blocks)
+                spans of SPAN keys from position 0: (later spans are merged by their sums)
+                    logits = q [t*h, d] @ keys^T
+                    softmax
+                    @ keys[:, :d_v]                 (in blocks of BLOCK keys, summed in order)
 
-Bound: bytes n * d * 4 (read twice, from L2 when a block fits) and 2 * t * h * n * (d + d_v) FLOPs. Short contexts are
-bound by the number of torch calls, hence the single-block path of five calls. No CPU below AVX512-BF16 multiplies bf16
-fast, so bf16 and quantised rows become float32 block by block.
+Bound: bytes n * d * 4 (read twice, from L2 when a span fits) and 2 * t * h * n * (d + d_v) FLOPs. Short contexts are
+bound by the number of torch calls, hence the path of five calls for up to BLOCK keys. No CPU below AVX512-BF16
+multiplies bf16 fast, so bf16 and quantised rows become float32 span by span.
 
-Invariants: blocking depends on the request's own shape alone and every operand begins on a 64-byte boundary, so a
-request's bits do not depend on its batch. Keys outside a request's length are never touched, so need no masking; a
-non-finite value under the causal mask sends the block through the portable path, which keeps it from other rows.
+Invariants, which make a token's bits independent of its batch, its chunk and the pages that hold its keys:
+- spans and blocks lie at fixed positions of the request, and keys that a token does not see add exact zeros;
+- products have whole row tiles (see `product`), at least LEAST keys, and at most BLOCK keys to sum over: a BLAS sums
+  that many in one go, so that a shorter last block gives the same bits as one filled up with zeros;
+- every operand begins on a 64-byte boundary.
+Keys outside a request's length are never touched, so need no masking; a non-finite value under the causal mask sends
+the rows through the portable path, which keeps it from other rows.
 """
 
 from __future__ import annotations
@@ -18,17 +24,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn.functional import pad
 
 from deepinfer.hal.types import YES, Support
 from deepinfer.ops.flash_mla.codec import read_slots
 from deepinfer.ops.flash_mla.formats import Layout
 from deepinfer.ops.flash_mla.portable_dense import attend_blocks
+from deepinfer_cpu.product import LEAST, padding
 
-KEYS = 512  # keys of a block: [512, 576] float32 is 1.1 MB, an L2 of today
-ONE_PASS = 1024  # requests up to this length take a single block
+SPAN = 1024  # keys whose logits exist together
+BLOCK = 128  # keys that one product sums over
 ROWS = 512  # query rows (tokens * heads) taken together
 
 Keys = Callable[[int, int], torch.Tensor]  # (first, end) -> float32 rows [end - first, d]
+Hidden = tuple[int, int, int, int] | None  # causal mask: (tokens, rows of a token, n, first key)
 
 
 class Rows:
@@ -70,56 +79,80 @@ def attend(q: torch.Tensor, keys: Keys, n: int, causal: bool, rows: Rows, at: in
 def _attend_part(q: torch.Tensor, keys: Keys, n: int, diagonal: int, rows: Rows, here: slice) -> None:
     """Rows q [r, d] and keys 0 .. n-1; the last `diagonal` keys are the rows' own tokens, under a triangular mask."""
     out, top, share = rows.out[here], rows.top[here], rows.share[here]
-    if n <= ONE_PASS:
-        attend_block(q, keys(0, n), diagonal, out, top, share)
-    else:
-        _attend_online(q, keys, n, diagonal, out, top, share)
+    for first in range(0, n, SPAN):
+        end = min(first + SPAN, n)
+        tokens = min(diagonal, n - first)  # the last ones, which see keys of this span
+        unseen = q.shape[0] // diagonal * (diagonal - tokens) if diagonal else 0
+        hidden = (tokens, (q.shape[0] - unseen) // tokens, n, first) if end > n - tokens else None
+        if first == 0:
+            attend_block(q, keys(0, end), hidden, out, top, share)
+        else:
+            part = Rows(q.shape[0] - unseen, out.shape[1])
+            attend_block(q[unseen:], keys(first, end), hidden, part.out, part.top, part.share)
+            _merge(out[unseen:], top[unseen:], share[unseen:], part)
     if diagonal and not bool(out.isfinite().all()):
         _attend_guarded(q, keys, n, diagonal, out, top, share)
 
 
 def attend_block(
-    q: torch.Tensor, block: torch.Tensor, diagonal: int, out: torch.Tensor, top: torch.Tensor, share: torch.Tensor
+    q: torch.Tensor, block: torch.Tensor, hidden: Hidden, out: torch.Tensor, top: torch.Tensor, share: torch.Tensor
 ) -> None:
-    """All keys in one block [n, d]: five calls."""
+    """Rows q [r, d] over the keys of one span [n, d]; up to BLOCK keys take five calls."""
+    count, missing = q.shape[0], padding(q.shape[0])
+    if missing:
+        part = Rows(count + missing, out.shape[1])
+        attend_block(pad(q, (0, 0, 0, missing)), block, hidden, part.out, part.top, part.share)
+        for given, made in ((out, part.out), (top, part.top), (share, part.share)):
+            given.copy_(made[:count])
+        return
+    n = block.shape[0]
+    if n < LEAST:
+        block = pad(block, (0, 0, 0, LEAST - n))
     logits = torch.mm(q, block.T)
-    if diagonal:
-        _mask(logits, diagonal, block.shape[0], 0, block.shape[0])
+    if n < LEAST:
+        logits[:, n:] = -torch.inf
+    if hidden is not None:
+        _mask(logits[:, :n], *hidden)
     weights = torch.softmax(logits, -1)
-    torch.mm(weights, block[:, : out.shape[1]], out=out)
+    _weigh(weights, block[:, : out.shape[1]], out)
     torch.amax(logits, -1, out=top)
     torch.amax(weights, -1, out=share)
 
 
-def _attend_online(
-    q: torch.Tensor, keys: Keys, n: int, diagonal: int, out: torch.Tensor, top: torch.Tensor, share: torch.Tensor
-) -> None:
-    total = torch.zeros_like(top)
-    out.zero_()
-    top.fill_(-torch.inf)
-    for first in range(0, n, KEYS):
-        end = min(first + KEYS, n)
-        block = keys(first, end)
-        logits = torch.mm(q, block.T)
-        if end > n - diagonal:
-            _mask(logits, diagonal, n, first, end)
-        # The first key is visible to every row, so the maximum is finite from the first block on.
-        higher = torch.maximum(top, logits.amax(-1))
-        weights = logits.sub_(higher[:, None]).exp_()
-        keep = (top - higher).exp_()
-        total.mul_(keep).add_(weights.sum(-1))
-        out.mul_(keep[:, None]).addmm_(weights, block[:, : out.shape[1]])
-        top.copy_(higher)
+def _weigh(weights: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> None:
+    """out [r, d_v] = weights [r, n] @ values [n, d_v]: products of BLOCK keys each, added in order."""
+    n = values.shape[0]
+    whole = n // BLOCK
+    if n <= BLOCK:
+        torch.mm(weights, values, out=out)
+        return
+    at = whole * BLOCK
+    left = weights[:, :at].view(-1, whole, BLOCK).transpose(0, 1)
+    torch.sum(torch.bmm(left, values[:at].view(whole, BLOCK, values.shape[1])), 0, out=out)
+    if at < n:
+        out += torch.mm(weights[:, at:], values[at:])
+
+
+def _merge(out: torch.Tensor, top: torch.Tensor, share: torch.Tensor, other: Rows) -> None:
+    """Take the softmax of another span into out, top and share, in place."""
+    highest = torch.maximum(top, other.top)
+    mine, theirs = (top - highest).exp_().div_(share), (other.top - highest).exp_().div_(other.share)
+    total = mine + theirs
+    out.mul_((mine / total)[:, None]).add_(other.out.mul_((theirs / total)[:, None]))
+    top.copy_(highest)
     torch.reciprocal(total, out=share)
-    out.mul_(share[:, None])
 
 
-def _mask(logits: torch.Tensor, diagonal: int, n: int, first: int, end: int) -> None:
-    """Hide key j from token i of the last `diagonal` ones where j > n - diagonal + i; logits [t * h, end - first]."""
-    begin = max(first, n - diagonal)
-    token = torch.arange(n - diagonal, n)
+def _mask(logits: torch.Tensor, tokens: int, heads: int, n: int, first: int) -> None:
+    """Hide key j from token i of the last `tokens` of n positions where j > n - tokens + i.
+
+    logits [>= tokens * heads, c] belong to keys first .. first + c - 1; rows past the tokens' are padding.
+    """
+    end = first + logits.shape[1]
+    begin = max(first, n - tokens)
+    token = torch.arange(n - tokens, n)
     hidden = torch.arange(begin, end) > token[:, None]
-    view = logits.view(diagonal, -1, end - first)[:, :, begin - first :]
+    view = logits[: tokens * heads].view(tokens, heads, -1)[:, :, begin - first :]
     view.masked_fill_(hidden[:, None], -torch.inf)
 
 

@@ -4,10 +4,10 @@ Why float32: without AVX-512 BF16 or AMX, torch's bfloat16 product is slower tha
 widening costs one pass over the operands. Products of bf16, f16 and fp8 values are exact in float32, so only the order
 of the sum differs from a native kernel.
 
-Two ways to run groups, the same numbers within rounding:
-- a loop over non-empty groups, one `mm` each;
-- one `bmm` over all groups with rows padded to the longest: fewer calls, and threads share the groups. Used when most
-  groups own a few rows each (decode).
+Two ways to run groups, the same bits (see `product`):
+- a loop over non-empty groups, one product each;
+- one batched product over all groups with rows padded to the longest: fewer calls, and threads share the groups. Used
+  when most groups own a few rows each (decode).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import torch
 
 from deepinfer.ops.deep_gmm.operand import Recipe, rows_of, widen
 from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, ranges, step
+from deepinfer_cpu.product import padding, product, row_tile
 
 LAYOUT = "cpu_f32"
 Span = tuple[int, int, int]
 # Longest group of a padded bmm (measured with 1 and 2 threads at width 256).
 MAX_PADDED_ROWS = 32
+NARROW = 64  # columns; a narrower last block is joined to the one before, because edge code sums in another order
 
 
 @cache
@@ -69,6 +71,7 @@ class Padded:
 
     def __init__(self, spans: list[Span], groups: int) -> None:
         longest = max(high - low for _, low, high in spans)
+        longest += padding(longest)
         gather = [0] * (groups * longest)
         self.back: list[int] = []
         self.rows: list[int] = []
@@ -96,8 +99,10 @@ class Padded:
 
 def pays_to_pad(spans: list[Span], groups: int) -> bool:
     """Whether one padded bmm beats a loop: nearly uniform groups, or padding up to double that threads share."""
-    used = sum(high - low for _, low, high in spans)
+    tile = row_tile()
+    used = sum(-(-(high - low) // tile) * tile for _, low, high in spans)
     longest = max((high - low for _, low, high in spans), default=0)
+    longest += padding(longest)
     room = 2 * used if torch.get_num_threads() > 1 and used >= groups else used + used // 4
     return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= room
 
@@ -128,26 +133,43 @@ def _tile(spans: list[Span], total: int) -> bool:
 def _joined(a: torch.Tensor, weights: torch.Tensor, spans: list[Span]) -> torch.Tensor:
     """Products of spans that tile the rows; weights [G, K, N]. The decode path: as few calls as possible."""
     if len(spans) == 1:
-        return torch.mm(a, weights[spans[0][0]])
+        return product(a, weights[spans[0][0]])
     parts = a.split_with_sizes([high - low for _, low, high in spans])
-    return torch.cat([torch.mm(part, weights[g]) for part, (g, _, _) in zip(parts, spans, strict=True)])
+    return torch.cat([product(part, weights[g]) for part, (g, _, _) in zip(parts, spans, strict=True)])
 
 
 def loop(
     a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str, weights: Weights, spans: list[Span],
-    result: torch.Tensor,
+    result: torch.Tensor, c: torch.Tensor | None = None, bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write the rows of every span into result [M, N], in blocks of bounded size."""
+    """Write the rows of every span, plus c and bias, into result [M, N], in blocks of bounded size."""
     form = Recipe.parse(weights.recipe)
     width = weights.data.shape[-1] * (2 if form.element == "e2m1" else 1)
     for g, low, high in spans:
-        for n0, n1 in ranges(result.shape[1], step(width, form.block[0])):
+        for n0, n1 in columns(result.shape[1], step(width, form.block[0])):
             right = weights.group(g, n0, n1).t()
-            for m0, m1 in ranges(high - low, step(width, 1)):
+            for m0, m1 in ranges(high - low, step(width, row_tile())):
                 rows = slice(low + m0, low + m1)
                 left = widen(a[rows], rows_of(a_scale, a_recipe, low + m0, low + m1), a_recipe)
-                result[rows, n0:n1] = torch.mm(left, right)
+                result[rows, n0:n1] = added(
+                    product(left, right), None if c is None else c[rows, n0:n1], None if bias is None else bias[n0:n1]
+                )
     return result
+
+
+def columns(total: int, size: int) -> list[tuple[int, int]]:
+    """[0, total) in pieces of `size`, a narrow rest joined to the last piece."""
+    pieces = ranges(total, size)
+    if len(pieces) > 1 and pieces[-1][1] - pieces[-1][0] < NARROW:
+        pieces[-2:] = [(pieces[-2][0], total)]
+    return pieces
+
+
+def added(made: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    """`made` (float32) plus the addends, in place."""
+    if bias is not None:
+        made += bias
+    return made if c is None else made.add_(c)
 
 
 def small(total: int, width: int) -> bool:

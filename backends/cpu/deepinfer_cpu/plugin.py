@@ -21,6 +21,7 @@ class CpuBackend(Backend):
     name = "cpu"
     priority = 0
     portable_is_native = True
+    bit_equal_engine = True
 
     def probe(self, driver: str = "") -> Probe:
         version = f"torch {torch.__version__}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from deepinfer.ops.deep_gmm.operand import FP8_ROWS, MXFP8_ROWS, PLAIN, Recipe
+from deepinfer.ops.elementwise import silu
 from deepinfer.ops.quant.blocks import quantize_fp8_blocks
 
 QUANTIZE = {"": PLAIN, "fp8_1x128": FP8_ROWS, "mxfp8": MXFP8_ROWS}
@@ -19,7 +20,7 @@ def activate(h: torch.Tensor, limit: float | None, weights: torch.Tensor | None)
     gate, up = h.chunk(2, dim=-1)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    made = torch.nn.functional.silu(gate) * up
+    made = silu(gate).mul_(up)
     return made if weights is None else made.mul_(weights.unsqueeze(-1))
 
 

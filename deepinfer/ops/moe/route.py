@@ -10,6 +10,7 @@ import torch
 
 from deepinfer.errors import invalid
 from deepinfer.ops import checks
+from deepinfer.ops.elementwise import sigmoid, softplus
 from deepinfer.ops.moe import route_cases
 from deepinfer.ops.moe.ranking import top_ids
 from deepinfer.registry import EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
@@ -40,6 +41,7 @@ class Route(OpSpec):
         Param("renormalize", Kind.BOOL), Param("scale", Kind.FLOAT), Param("eps", Kind.FLOAT),
     )
     returns = ("weights", "ids")
+    host_batch_invariant = True
 
     def check(self, call: Call) -> None:
         logits, bias = call["logits"], call["bias"]
@@ -118,8 +120,7 @@ class Route(OpSpec):
 def _score(logits: torch.Tensor, scoring: str) -> torch.Tensor:
     if scoring == "softmax":
         return logits.softmax(-1)
-    # softplus with a threshold would lose the last bits above 20; logaddexp does not
-    return logits.sigmoid() if scoring == "sigmoid" else torch.logaddexp(logits, torch.zeros_like(logits)).sqrt()
+    return sigmoid(logits) if scoring == "sigmoid" else softplus(logits).sqrt()
 
 
 def _limit_groups(rank: torch.Tensor, args: Args) -> torch.Tensor:

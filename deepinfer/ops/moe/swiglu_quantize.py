@@ -43,6 +43,7 @@ class SwigluQuantize(OpSpec):
         Param("quantize", Kind.STR),
     )
     returns = ("data", "scale")
+    host_batch_invariant = True
 
     def check(self, call: Call) -> None:
         gate_up, weights, limit = call["gate_up"], call["route_weights"], call["limit"]

@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.ops import checks
-from deepinfer.ops.norm.rms_norm import TOLERANCES, check_rows, row_cases
+from deepinfer.ops.norm.rms_norm import TOLERANCES, check_rows, inverse_root, row_cases
 from deepinfer.registry import (
     EXACT,
     Call,
@@ -39,6 +39,7 @@ class FusedAddRmsNorm(OpSpec):
     name = "norm.fused_add_rms_norm"
     params = (Param("x"), Param("residual"), Param("weight"), Param("eps", Kind.FLOAT))
     returns = ("y", "new_residual")
+    host_batch_invariant = True
     in_place = (("new_residual", "residual"),)
 
     def check(self, call: Call) -> None:
@@ -56,8 +57,7 @@ class FusedAddRmsNorm(OpSpec):
         x = args["x"]
         total = (x.float() + args["residual"].float()).to(x.dtype)
         wide = total.double()
-        mean = wide.square().sum(-1, keepdim=True) / max(x.shape[-1], 1)
-        return wide / (mean + args["eps"]).sqrt() * args["weight"].double(), total
+        return wide * inverse_root(wide, args["eps"]) * args["weight"].double(), total
 
     def portable(self, args: Args, out: tuple[torch.Tensor | None, ...]) -> Tensors:
         x, weight = args["x"], args["weight"]

@@ -22,6 +22,8 @@ TOLERANCES = {
 }
 SHAPES = ((1, 1), (3, 7), (5, 128), (2, 3, 576), (0, 64), (4, 0), (17, 5120))
 
+LARGEST = torch.finfo(torch.float32).max
+
 Make = Callable[[tuple[int, ...], torch.dtype, torch.Generator], dict[str, Any]]
 
 
@@ -36,6 +38,12 @@ def check_rows(op: str, call: Call) -> None:
     checks.at_least(op, "eps", call["eps"], 0.0)
 
 
+def inverse_root(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean(x^2) + eps) of float64 rows, 0 where a float32 sum overflows (references)."""
+    total = x.square().sum(-1, keepdim=True)
+    return torch.where(total > LARGEST, 0.0, 1 / (total / max(x.shape[-1], 1) + eps).sqrt())
+
+
 def row_cases(op: str, make: Make) -> Iterator[Case]:
     """The same shapes and dtypes for every op that normalises rows."""
     for dtype in DTYPES:
@@ -43,6 +51,9 @@ def row_cases(op: str, make: Make) -> Iterator[Case]:
             params = {"shape": "x".join(map(str, shape)), "dtype": str(dtype).removeprefix("torch.")}
             edge = {"edge"} if 0 in shape else set()
             yield Case(op, params, partial(make, shape, dtype), frozenset({"quick", *edge}))
+    for dtype in (torch.float32, torch.bfloat16):
+        params = {"shape": "3x64", "dtype": str(dtype).removeprefix("torch."), "data": "squares overflow"}
+        yield Case(op, params, partial(_huge, make, dtype), frozenset({"quick", "edge"}))
     bench: dict[str, Any] = {"rows": 8192, "d": 5120, "dtype": "bfloat16"}
     yield Case(op, bench, partial(make, (8192, 5120), torch.bfloat16), frozenset({"bench"}))
 
@@ -53,11 +64,13 @@ class RmsNorm(OpSpec):
 
     x [..., d] bf16 | f16 | f32, weight [d] of any of these; y has x's shape and dtype. Statistics and product are
     computed in float32 and rounded once. d = 0 or no rows give an empty result. A NaN makes its own row NaN only.
+    The sum of squares is float32 as well: a finite row for which it overflows (an element of 1.9e19, say) gives 0.
     """
 
     name = "norm.rms_norm"
     params = (Param("x"), Param("weight"), Param("eps", Kind.FLOAT))
     returns = ("y",)
+    host_batch_invariant = True
 
     def check(self, call: Call) -> None:
         check_rows(self.name, call)
@@ -68,8 +81,7 @@ class RmsNorm(OpSpec):
 
     def reference(self, args: Args) -> Tensors:
         x, weight = args["x"].double(), args["weight"].double()
-        mean = x.square().sum(-1, keepdim=True) / max(x.shape[-1], 1)
-        return (x / (mean + args["eps"]).sqrt() * weight,)
+        return (x * inverse_root(x, args["eps"]) * weight,)
 
     def portable(self, args: Args, out: tuple[torch.Tensor | None, ...]) -> Tensors:
         x = args["x"]
@@ -95,8 +107,20 @@ class RmsNorm(OpSpec):
         for name, (change, mentions) in spoiled.items():
             yield ErrorCase(self.name, name, partial(_spoil, change), InvalidArgument, mentions)
 
+    def batch_variants(self, args: Args) -> list[tuple[dict[str, Any], tuple[Any, ...]]]:
+        if args["x"].ndim < 2 or args["x"].shape[0] < 2:
+            return []
+        return [({**args, "x": args["x"][part]}, (part,)) for part in (slice(0, 1), slice(1, None))]
+
     def tolerance(self, args: Args, output: str) -> Tolerance:
         return TOLERANCES[args["x"].dtype]
+
+
+def _huge(make: Make, dtype: torch.dtype, generator: torch.Generator) -> dict[str, Any]:
+    """Three rows; the squares of the middle one are beyond float32."""
+    args = make((3, 64), dtype, generator)
+    args["x"][1] = torch.where(args["x"][1] > 0, 3e19, -5e19)
+    return args
 
 
 def _make(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> dict[str, Any]:

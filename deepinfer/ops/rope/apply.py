@@ -32,6 +32,7 @@ class RopeApply(OpSpec):
         Param("interleaved", Kind.BOOL), Param("inverse", Kind.BOOL), Param("width", Kind.INT),
     )
     returns = ("y",)
+    host_batch_invariant = True
     in_place = (("y", "x"),)
 
     def check(self, call: Call) -> None:

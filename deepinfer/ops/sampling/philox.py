@@ -16,8 +16,8 @@ import torch
 
 PURPOSES = {"target": 0, "accept": 1, "residual": 2, "draft": 3}
 _MASK = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 
 Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -27,9 +27,9 @@ def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
     """Four random words per counter; all tensors int64 in [0, 2^32), broadcastable."""
     c0, c1, c2, c3 = counter
     steps = torch.arange(ROUNDS, device=c0.device)[:, *[None] * key[0].ndim]
-    keys = [part + weyl * steps & _MASK for part, weyl in zip(key, _WEYL, strict=True)]
+    keys = [part + weyl * steps & _MASK for part, weyl in zip(key, WEYL, strict=True)]
     for k0, k1 in zip(*keys, strict=True):
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> 32 & _MASK) ^ c1 ^ k0, p1 & _MASK, (p0 >> 32 & _MASK) ^ c3 ^ k1, p0 & _MASK
     return c0, c1, c2, c3
 

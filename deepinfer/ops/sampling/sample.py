@@ -86,8 +86,8 @@ class Sample(OpSpec):
         return [(sample_cases.rows_of(args, picked), (picked,) * 3)]
 
 
-def draw(args: Args, candidates: Candidates) -> Tensors:
-    """ids, valid, log-probabilities in torch; reads nothing on the host unless `candidates` does."""
+def draw(args: Args, candidates: Candidates, source: type[Stream] = Stream) -> Tensors:
+    """ids, valid, log-probabilities in torch; reads nothing on the host unless `candidates` or `source` does."""
     logits = args["logits"]
     if logits.shape[1] == 0:
         rows = logits.shape[:1]
@@ -99,7 +99,7 @@ def draw(args: Args, candidates: Candidates) -> Tensors:
         valid, processed = top.isfinite(), torch.zeros_like(top)
     else:
         scaled = scale(adjusted(args), args["temperature"])
-        ids, processed = _draw_kept(args, scaled, cut(scaled, args, candidates(scaled)))
+        ids, processed = _draw_kept(args, scaled, cut(scaled, args, candidates(scaled)), source)
         valid = scaled.valid
     chosen = processed if args["logprobs"] == "processed" else torch.full_like(processed, torch.nan)
     if args["logprobs"] == "raw":
@@ -108,8 +108,10 @@ def draw(args: Args, candidates: Candidates) -> Tensors:
     return torch.where(valid, ids, -1), valid, torch.where(valid, chosen, torch.nan)
 
 
-def _draw_kept(args: Args, scaled: Scaled, kept: Kept) -> tuple[torch.Tensor, torch.Tensor]:
-    stream = Stream(args["seeds"], args["sample_index"], args["positions"])
+def _draw_kept(
+    args: Args, scaled: Scaled, kept: Kept, source: type[Stream]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    stream = source(args["seeds"], args["sample_index"], args["positions"])
     vocab = scaled.x.shape[1]
     if kept.ids is None:
         words = stream.all_words(vocab, args["purpose"])

@@ -79,8 +79,8 @@ def test_many_blocks(spec: OpSpec, step: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(online, "BUDGET", 1 << 13)
     for module in (portable_dense, portable_ragged):
         monkeypatch.setattr(module, "BUDGET", 1 << 8)
-    monkeypatch.setattr(attention, "ONE_PASS", 8)
-    monkeypatch.setattr(attention, "KEYS", 5)
+    monkeypatch.setattr(attention, "SPAN", 8)
+    monkeypatch.setattr(attention, "BLOCK", 5)
     monkeypatch.setattr(attention, "ROWS", 6)
     op, none = Op(spec), (None,) * len(spec.returns)
     problems = []

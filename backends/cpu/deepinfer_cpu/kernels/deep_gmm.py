@@ -12,13 +12,13 @@ import torch
 
 from deepinfer.hal.device import Device, Stream
 from deepinfer.hal.types import DeviceProps, Support
-from deepinfer.ops.deep_gmm import portable
 from deepinfer.ops.deep_gmm.operand import PLAIN, shape_of, widen
 from deepinfer.ops.deep_gmm.rows import host_bounds
 from deepinfer.registry.call import Call
 from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer_cpu import matmul
 from deepinfer_cpu.matmul import LAYOUT, Padded, Weights, pays_to_pad
+from deepinfer_cpu.product import product, products
 
 Out = tuple[torch.Tensor | None, ...]
 
@@ -33,7 +33,9 @@ class _Float32Product(Kernel):
     """What the products share: plain weights, or weights packed in this backend's layout."""
 
     allocates = True
+    batch_invariant = True
     layout = LAYOUT
+    sources = ("kernels/deep_gmm.py", "matmul.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         return takes_layouts(call, "b")
@@ -63,20 +65,11 @@ class CpuGemm(_Float32Product):
             b, b_scale, b_recipe = packed, None, PLAIN
         if not plan.state:
             result = torch.empty((a.shape[0], b.shape[0]), dtype=dtype) if out[0] is None else out[0]
-            return (portable.dense(a, a_scale, a_recipe, b, b_scale, b_recipe, result, c, bias),)
-        product = _product(widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t(), c, bias)
-        return (product.to(dtype) if out[0] is None else out[0].copy_(product),)
-
-
-def _product(
-    left: torch.Tensor, right: torch.Tensor, c: torch.Tensor | None, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """left @ right + c + bias in float32."""
-    if bias is None:
-        product = torch.mm(left, right)
-    else:
-        product = torch.addmm(bias.float(), left, right)
-    return product if c is None else product.add_(c)
+            weights = Weights(b[None], None if b_scale is None else b_scale[None], b_recipe, None)
+            return (matmul.loop(a, a_scale, a_recipe, weights, [(0, 0, a.shape[0])], result, c, bias),)
+        made = product(widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t())
+        made = matmul.added(made, c, bias)
+        return (made.to(dtype) if out[0] is None else out[0].copy_(made),)
 
 
 class CpuGemmBf16(Kernel):
@@ -118,8 +111,8 @@ class CpuGroupedGemm(_Float32Product):
         dense = weights.dense()
         if dense is not None and pays_to_pad(spans, groups):
             pad = Padded(spans, groups)
-            product = torch.bmm(pad.spread(widen(a, a_scale, a_recipe)), dense.transpose(1, 2))
-            return (pad.collect(product, total, out[0], dtype),)
+            made = products(pad.spread(widen(a, a_scale, a_recipe)), dense.transpose(1, 2))
+            return (pad.collect(made, total, out[0], dtype),)
         return (matmul.products(a, a_scale, a_recipe, weights, spans, out[0], dtype),)
 
 
@@ -137,8 +130,8 @@ class CpuMaskedGemm(_Float32Product):
         weights, listed = Weights(b, b_scale, b_recipe, packed), counts.tolist()
         dense = weights.dense()
         if dense is not None and groups and min(listed) >= capacity and matmul.small(groups * capacity, a.shape[2]):
-            product = torch.bmm(widen(a, a_scale, a_recipe), dense.transpose(1, 2))
-            return (product.to(dtype) if out[0] is None else out[0].copy_(product),)
+            made = products(widen(a, a_scale, a_recipe), dense.transpose(1, 2))
+            return (made.to(dtype) if out[0] is None else out[0].copy_(made),)
         result = torch.zeros((groups, capacity, b.shape[1]), dtype=dtype) if out[0] is None else out[0]
         for g, count in enumerate(listed):
             rows = min(count, capacity)

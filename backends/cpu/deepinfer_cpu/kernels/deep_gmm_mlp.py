@@ -22,6 +22,7 @@ from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer_cpu import matmul
 from deepinfer_cpu.kernels.deep_gmm import Out, takes_layouts
 from deepinfer_cpu.matmul import Padded, Weights, pays_to_pad
+from deepinfer_cpu.product import products
 
 
 class CpuSwigluMlp(Kernel):
@@ -30,6 +31,8 @@ class CpuSwigluMlp(Kernel):
     op = "deep_gmm.grouped_swiglu_mlp"
     name = "cpu_swiglu_mlp_f32"
     allocates = True
+    batch_invariant = True
+    sources = ("kernels/deep_gmm_mlp.py", "matmul.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         return takes_layouts(call, "w13", "w2")
@@ -46,10 +49,10 @@ class CpuSwigluMlp(Kernel):
         route = None if route is None else route.float()
         if w13 is not None and w2 is not None and pays_to_pad(spans, groups):
             pad = Padded(spans, groups)
-            h = torch.bmm(pad.spread(widen(x, x_scale, x_recipe)), w13.transpose(1, 2))
+            h = products(pad.spread(widen(x, x_scale, x_recipe)), w13.transpose(1, 2))
             scales = None if route is None else route.index_select(0, pad.gather).view(pad.shape)
             act = between(h, middle, limit, scales, how)
-            return (pad.collect(torch.bmm(act, w2.transpose(1, 2)), total, out[0], dtype),)
+            return (pad.collect(products(act, w2.transpose(1, 2)), total, out[0], dtype),)
         h = matmul.products(x, x_scale, x_recipe, first, spans, None, torch.float32)
         act = between(h, middle, limit, route, how)
         return (matmul.products(act, None, PLAIN, second, spans, out[0], dtype),)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from deepinfer.hal.device import Stream
 from deepinfer.hal.types import DeviceProps, Support
@@ -16,6 +17,7 @@ from deepinfer.ops.flash_mla.segments import cut
 from deepinfer.registry import Call, Kernel, Plan
 from deepinfer_cpu import attention
 from deepinfer_cpu.attention import ROWS, Rows, aligned, attend, attend_block, attend_request, by_row
+from deepinfer_cpu.product import padding
 
 Outputs = tuple[torch.Tensor | None, ...]
 
@@ -41,7 +43,7 @@ def _short_requests(
         if first < 0 or end > last or ids != list(range(first, first + len(ids))):
             return False
         block = flat[first * page : first * page + n]
-        attend_block(qs[r], block.float() if narrow else block, 0, outs[r], tops[r], shares[r])
+        attend_block(qs[r], block.float() if narrow else block, None, outs[r], tops[r], shares[r])
         return True
 
     return attend_short
@@ -52,7 +54,7 @@ class DenseKernel(Kernel):
 
     allocates = True
     batch_invariant = True
-    sources = ("kernels/flash_mla.py", "attention.py")
+    sources = ("kernels/flash_mla.py", "attention.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         return aligned(call["q"].shape[-1], call["d_v"])
@@ -68,21 +70,25 @@ class CpuDecode(DenseKernel):
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Outputs, workspace: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         q, cache, table, lens, sink, name, d_v, causal, scale = args
-        b, tokens, heads, _ = q.shape
+        b, tokens, heads, d = q.shape
         blocks, page, _ = cache.shape
         layout = LAYOUTS[name]
         wide = torch.mul(q.float(), scale).contiguous()
-        rows = Rows(b * tokens * heads, d_v)
+        used = tokens * heads
+        room = used + padding(used)  # rows of a request, so that no product has to be padded by itself
+        rows = Rows(b * room, d_v)
         limit = table.shape[1] * page if blocks else 0
         lengths = [min(max(n, 0), limit) for n in lens.tolist()]
         reach = -(-max(lengths, default=0) // page)
-        short = _short_requests(cache, layout, wide, rows, b) if tokens == 1 or not causal else None
+        whole = pad(wide.view(b, used, d), (0, 0, 0, room - used)) if room > used else wide
+        short = _short_requests(cache, layout, whole, rows, b) if tokens == 1 or not causal else None
         for r, (n, ids) in enumerate(zip(lengths, table[:, :reach].tolist(), strict=True)):
             ids = ids[: -(-n // page)]
-            if short is None or not 0 < n <= attention.ONE_PASS or not short(r, ids, n):
-                attend_request(wide[r], cache, layout, ids, n, causal, rows, r * tokens * heads)
+            if short is None or not 0 < n <= attention.SPAN or not short(r, ids, n):
+                attend_request(wide[r], cache, layout, ids, n, causal, rows, r * room)
+        made, lse = rows.out.view(b, room, d_v)[:, :used], rows.lse().view(b, room)[:, :used]
         shape = (b, tokens, heads)
-        return finish(rows.out.view(*shape, d_v), rows.lse().view(shape), sink, q.dtype, out)
+        return finish(made.view(*shape, d_v), lse.view(shape), sink, q.dtype, out)
 
 
 class CpuPrefill(DenseKernel):

@@ -67,7 +67,7 @@ class SparseKernel(Kernel):
 
     allocates = True
     batch_invariant = True
-    sources = ("kernels/flash_mla_sparse.py", "attention.py")
+    sources = ("kernels/flash_mla_sparse.py", "attention.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         d = call["q"].shape[-1]

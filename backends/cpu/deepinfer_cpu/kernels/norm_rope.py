@@ -17,6 +17,8 @@ from deepinfer.registry import get_spec
 from deepinfer.registry.call import Call
 from deepinfer.registry.kernel import Kernel, Plan
 
+LANES = 8  # complex numbers of two AVX2 vectors; torch multiplies what is left over by other instructions
+SERIAL = 32767  # elements up to which torch uses one thread (its grain size is 32768)
 Out = tuple[torch.Tensor | None, ...]
 
 
@@ -24,6 +26,7 @@ class _Float32Rows(Kernel):
     """Takes float32 rows that are not empty."""
 
     allocates = True
+    batch_invariant = True
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         x, weight = call["x"], call["weight"]
@@ -69,6 +72,7 @@ class CpuRope(Kernel):
     op = "rope.apply"
     name = "cpu_rope_complex_f32"
     allocates = True
+    batch_invariant = True
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         x, table = call["x"], call["table"]
@@ -77,6 +81,8 @@ class CpuRope(Kernel):
             reasons.append("x must be float32 and contiguous")
         if not call["interleaved"] or call["width"] != x.shape[-1] or not call["width"]:
             reasons.append("pairs must be interleaved and fill the row")
+        if call["width"] % (2 * LANES):
+            reasons.append(f"rows must be multiples of {2 * LANES} channels, because left-over pairs round differently")
         if table.shape[0] == 0 or x.shape[0] == 0:
             reasons.append("the table or x is empty")
         return Support.no(*reasons) if reasons else YES
@@ -93,8 +99,20 @@ class CpuRope(Kernel):
         turn = torch.complex(rows[:, :half], rows[:, half:])
         turn = turn.conj() if inverse else turn
         pairs = torch.view_as_complex(x.view(*x.shape[:-1], half, 2))
-        made = torch.view_as_real(pairs * (turn[:, None] if x.ndim == 3 else turn)).view(x.shape)
+        made = torch.view_as_real(_turned(pairs, turn[:, None] if x.ndim == 3 else turn)).view(x.shape)
         return (made if out[0] is None else out[0].copy_(made),)
+
+
+def _turned(pairs: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """pairs * turn, both complex [T, ...], in parts that torch gives to one thread: it cuts larger ones anywhere."""
+    rows = max(SERIAL // max(pairs[0].numel(), 1), 1)
+    if pairs.shape[0] <= rows:
+        return pairs * turn
+    made = torch.empty_like(pairs)
+    for first in range(0, pairs.shape[0], rows):
+        part = slice(first, first + rows)
+        torch.mul(pairs[part], turn[part], out=made[part])
+    return made
 
 
 KERNELS: list[Kernel] = [CpuRmsNorm(), CpuFusedAddRmsNorm(), CpuRope()]

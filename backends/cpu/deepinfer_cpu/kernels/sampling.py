@@ -4,7 +4,7 @@ The arithmetic is the portable tier's (`deepinfer.ops.sampling`); this kernel de
 
     parameters --read--> drop identities --> greedy for all rows?  -> arg-max
                                          \\-> top-k / top-p left?   -> how many candidates are enough
-                                                                      (largest k, or FEW tokens if they hold the mass)
+                                                                      (largest k, or FEW or MANY if they hold the mass)
 
 A full sort of 8 x 129280 logits costs about as much as a small model's step; the FEW largest of a trained model's
 distribution nearly always hold the asked-for mass, and where they do not, everything is sorted.
@@ -13,18 +13,21 @@ distribution nearly always hold the asked-for mass, and where they do not, every
 from __future__ import annotations
 
 import abc
+import sys
 from typing import Any
 
 import torch
 
 from deepinfer.hal.device import Stream
+from deepinfer.ops.sampling import philox
 from deepinfer.ops.sampling.distribution import Candidates, Scaled
 from deepinfer.ops.sampling.log_probs import tabulate
 from deepinfer.ops.sampling.sample import draw
 from deepinfer.registry import get_spec
 from deepinfer.registry.kernel import Kernel, Plan
+from deepinfer_cpu.philox import HostStream
 
-FEW = 1024
+FEW, MANY = 1024, 8192
 Args = dict[str, Any]
 
 
@@ -70,11 +73,15 @@ def enough(args: Args) -> Candidates:
         largest = int(limit.max()) if rows else 0
         if largest <= FEW or vocab <= 2 * FEW or top_p is None:
             return largest
-        held = scaled.log.topk(FEW, 1).values.exp().sum(1, dtype=torch.float64)
         # A margin far above the rounding of the sums, so that the cut surely lies inside.
         mass = scaled.log.exp().sum(1, dtype=torch.float64) * (top_p.double() + 1e-4)
-        needs_all = (limit > FEW) & ~(held > mass)
-        return int(torch.where(needs_all, limit, limit.clamp(max=FEW)).max())
+        for few in (FEW, MANY):
+            if vocab <= 2 * few:
+                break
+            held = scaled.log.topk(few, 1).values.exp().sum(1, dtype=torch.float64)
+            if not bool(((limit > few) & ~(held > mass)).any()):
+                return min(largest, few)
+        return largest
 
     return count
 
@@ -82,6 +89,8 @@ def enough(args: Args) -> Candidates:
 class _Sampling(Kernel):
     tier = "native"
     allocates = True
+    batch_invariant = True
+    sources = ("kernels/sampling.py", "philox.py")
 
     def __init__(self) -> None:
         self._names = tuple(param.name for param in get_spec(str(self.op)).params)
@@ -112,7 +121,7 @@ class SampleKernel(_Sampling):
         temperature = args["temperature"]
         if temperature is not None and not bool((temperature.float() > 0).any()):
             args = {**args, "greedy": True}
-        return draw(args, enough(args))
+        return draw(args, enough(args), HostStream if sys.byteorder == "little" else philox.Stream)
 
 
 class LogProbsKernel(_Sampling):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ for folder in (Path(__file__).parent, Path(__file__).parents[1] / "sim"):
 import simlib  # noqa: E402
 
 
-@pytest.fixture(autouse=True, scope="session")
-def simulator() -> None:
-    """Both test folders of the simulator use the same library, built once."""
+@pytest.fixture(autouse=True, scope="module")
+def simulator() -> Iterator[None]:
+    """Both test folders of the simulator use the same library, built once; others find what they found before."""
     path = simlib.build()
-    simdevice.library = lambda package=simdevice.PACKAGE: path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simdevice, "library", lambda package=simdevice.PACKAGE: path)
+        yield
