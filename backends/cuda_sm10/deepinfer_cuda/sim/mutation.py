@@ -140,8 +140,9 @@ def _products(s: _Statement) -> Iterator[tuple[str, str]]:
 
 def _variants(s: _Statement) -> Iterator[tuple[str, str]]:
     """(kind, replacement) for one statement; an empty replacement drops it."""
-    if s.op.startswith(DROPPED):
-        yield f"drop {'.'.join(s.op.split('.')[:3])}", ""
+    dropped = next((prefix for prefix in DROPPED if s.op.startswith(prefix)), None)
+    if dropped:
+        yield f"drop {s.op if 'fence' in dropped else dropped}", ""
     yield from _waits(s)
     yield from _arrivals(s)
     yield from _products(s)

@@ -35,7 +35,7 @@ struct Config {
     bool checker = true;
     bool findings_fail = true;     // a launch with findings reports DI_LAUNCH_FAILED
     bool spurious_waits = false;   // try_wait may time out, elect picks any lane
-    bool split_warps = false;      // random schedule: lanes of a warp drift apart wherever nothing keeps them together
+    bool drift = false;            // random schedule: lanes drift apart and warps fall behind wherever nothing keeps them together
     bool strict = false;           // rules that known-good kernels break and hardware forgives are kept to the letter
     u64 stall_instructions = 20'000'000;  // without progress, before a livelock is reported
     u32 max_findings = 64;
@@ -66,7 +66,7 @@ struct Fragment {
     i64 token = -1;              // memory of a waiting instruction, -1 when fresh
     const char* why = nullptr;   // for deadlock dumps
     bool parked = false, released = false;  // bar.warp.sync
-    bool apart = false;          // split off by split_warps: does not merge before the lanes are synchronised
+    bool apart = false;          // split off by drift: does not merge before the lanes are synchronised
 };
 
 struct Warp {
@@ -76,6 +76,7 @@ struct Warp {
     LazyArray<u64> regs;
     std::vector<u8> local;
     std::vector<Fragment> frags;
+    u32 asleep = 0;               // drift: rounds that this warp still stays behind
     u32 yielded = ~0u;            // pc of a fragment that polled in vain: the next higher one goes first
     LazyArray<u16> pending;       // per slot: asynchronous operations that will write the register
     LazyArray<u16> borrowed;      // per slot: asynchronous operations that still read it

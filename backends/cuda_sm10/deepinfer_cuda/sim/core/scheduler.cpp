@@ -113,11 +113,17 @@ void retire(Grid& g, Cluster& cl) {
 u64 run_round(Grid& g) {
     Machine& m = *g.machine;
     u64 ran = 0;
-    std::vector<Warp*> order;
+    std::vector<Warp*> order, sleepers;
+    bool drift = m.config.drift && m.config.schedule == Schedule::random;
     for (auto& cl : g.resident)
         for (auto& c : cl->ctas)
             for (auto& w : c->warps)
-                if (!w->frags.empty() && warp_can_run(*w)) order.push_back(w.get());
+                if (!w->frags.empty() && warp_can_run(*w)) {
+                    if (drift && !w->asleep && m.random(128) == 0) w->asleep = u32(m.random(256));
+                    if (w->asleep) --w->asleep;
+                    (w->asleep ? sleepers : order).push_back(w.get());
+                }
+    if (order.empty()) order.swap(sleepers);  // everybody else waits for them
     if (m.config.schedule == Schedule::random) std::shuffle(order.begin(), order.end(), m.rng);
     for (Warp* w : order) {
         if (!warp_can_run(*w)) continue;

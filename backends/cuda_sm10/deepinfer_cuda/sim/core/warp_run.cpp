@@ -21,7 +21,7 @@ int pick(Warp& w, Machine& m) {
         w.yielded = ~0u;
         if (after >= 0) return after;
     }
-    if (n > 1 && m.config.schedule == Schedule::random && (m.config.split_warps || m.random(8) == 0)) {
+    if (n > 1 && m.config.schedule == Schedule::random && (m.config.drift || m.random(8) == 0)) {
         u64 k = m.random(n);
         for (size_t i = 0; i < w.frags.size(); ++i)
             if (can_run(w.frags[i]) && k-- == 0) return (int)i;
@@ -131,7 +131,7 @@ u64 run_warp(Warp& w, u64 budget) {
         if (i < 0) break;
         X x{m, g, *cta.cluster, cta, w, &w.frags[i], 0, false, false, 0, {}, w.regs.data(), g.program->constants.data()};
         x.frag->watch = nullptr, x.frag->why = nullptr;
-        if (m.config.split_warps && m.config.schedule == Schedule::random && drift_apart(w, *x.frag, m)) continue;
+        if (m.config.drift && m.config.schedule == Schedule::random && drift_apart(w, *x.frag, m)) continue;
         bool alone = w.frags.size() == 1;
         bool leave = false, leave_by_split = false;
         while (ran < budget && !leave) {
@@ -150,7 +150,7 @@ u64 run_warp(Warp& w, u64 budget) {
                 if (in.touches_wgmma && !in.is_wgmma) w.wgmma_fenced = false;
                 if (!in.aligned || converge(x, lanes, w.live)) in.fn(x, in, lanes);
                 if (x.blocked) {
-                    if (m.config.split_warps) merge(w);  // the others may wait at this very instruction
+                    if (m.config.drift) merge(w);  // the others may wait at this very instruction
                     break;
                 }
                 if (x.exited || !x.jumps.empty()) {

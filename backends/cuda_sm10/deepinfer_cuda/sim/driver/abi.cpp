@@ -232,11 +232,11 @@ di_status sim_set(const char* key, const char* value) {
         else if (k == "findings" && (v == "fail" || v == "report")) c.findings_fail = v == "fail";
         else if (k == "findings") refuse("findings '" + v + "' is neither fail nor report");
         else if (k == "spurious_waits") c.spurious_waits = on_off(v);
-        else if (k == "split_warps") c.split_warps = on_off(v);
+        else if (k == "drift") c.drift = on_off(v);
         else if (k == "strict") c.strict = on_off(v);
         else if (k == "stall_instructions") c.stall_instructions = number(v);
         else if (k == "resident_ctas") c.resident_ctas = u32(number(v));
-        else refuse("unknown key '" + k + "'; known: seed schedule checker findings spurious_waits split_warps strict stall_instructions resident_ctas");
+        else refuse("unknown key '" + k + "'; known: seed schedule checker findings spurious_waits drift strict stall_instructions resident_ctas");
     });
 }
 uint32_t finding_count() { return u32(Runtime::get().machine.findings.size()); }

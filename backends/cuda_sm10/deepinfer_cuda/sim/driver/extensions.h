@@ -67,7 +67,7 @@ typedef struct di_sim_statistics {
 typedef struct di_sim_control {
     uint32_t struct_size;
     /* Keys: seed (integer), schedule (eager, lazy, random), checker (on, off), findings (fail, report), spurious_waits (on, off),
-     * split_warps (on, off), strict (on, off), stall_instructions (integer), resident_ctas (integer, 0 = by occupancy). */
+     * drift (on, off), strict (on, off), stall_instructions (integer), resident_ctas (integer, 0 = by occupancy). */
     di_status (*set)(const char* key, const char* value);
     uint32_t (*finding_count)(void);
     const char* (*finding)(uint32_t index); /* NULL past the end; valid until this thread's next call */
