@@ -60,8 +60,7 @@ def mma(shape: tuple[int, int, int], a: str, b: str, d: str, spread: int | None 
     lines = [f"{instruction} {', '.join(operands(g, issue) for g in 'dabc')};" for issue in range(ISSUES)]
     body = "\n".join(lines)
     outs = {"d": (counts["c"] * ISSUES, np.uint64 if word == 64 else np.uint32)}
-    rule = "bits" if spread is None or a == "f64" else "report"
-    return Kernel(name, instruction, body, group, outs, rule=rule, family="mma").case()
+    return Kernel(name, instruction, body, group, outs, family="mma").case()
 
 
 def products() -> Iterator[Case]:

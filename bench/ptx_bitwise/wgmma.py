@@ -117,7 +117,6 @@ def case(form: Form) -> Case:
                 tail += f", {form.trans_b}" if form.registers else f", {form.trans_a}, {form.trans_b}"
         lines.append(f"{form.instruction} {{{lists}}}, {a}, %q1, %go{tail};")
     lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
-    rule = "bits" if form.spread is None else "report"
     return Kernel(
         form.name,
         form.instruction,
@@ -128,7 +127,6 @@ def case(form: Form) -> Case:
         threads=128,
         declare=".reg .b64 %q0, %q1;",
         family="wgmma",
-        rule=rule,
     ).case()
 
 

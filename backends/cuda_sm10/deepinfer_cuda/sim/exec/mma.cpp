@@ -82,31 +82,55 @@ double load_c(X& x, const Mma& o, u32 r, u32 c) {
     return half ? f16_to_f32(u32(v >> (16 * s.half)) & 0xffff) : from_bits<float>(v);
 }
 
-void mma_float(X& x, const Mma& o, int abits, int bbits) {
-    double out[16][8];
-    bool f64 = o.d == Ty::f64;
+void mma_f64(X& x, const Mma& o, double* out) {
     for (u32 r = 0; r < o.m; ++r)
         for (u32 c = 0; c < o.n; ++c) {
             double sum = load_c(x, o, r, c);
-            for (u32 k = 0; k < o.k; ++k) {
-                u64 a = fragment_a(x, o, r, k, abits), b = fragment_b(x, o, c, k, bbits);
-                if (f64) {
-                    sum = std::fma(from_bits<double>(a), from_bits<double>(b), sum);
-                    continue;
-                }
-                double p = double(element_value(o.a, u32(a))) * element_value(o.b, u32(b));
-                sum += p;
-            }
-            out[r][c] = sum;
+            for (u32 k = 0; k < o.k; ++k) sum = std::fma(from_bits<double>(fragment_a(x, o, r, k, 64)), from_bits<double>(fragment_b(x, o, c, k, 64)), sum);
+            out[r * 8 + c] = sum;
         }
-    bool half = o.d == Ty::f16;
+}
+
+// fp8 products of mma.sync on sm_90 are two f16 products from zero, over k % 4 < 2 and then the rest (each register holds two pairs),
+// and a rounded addition of C. Fitted to an H200.
+void mma_fp8(const Mma& o, const std::vector<double>& a, const std::vector<double>& b, double* out, bool half) {
+    double sum[16 * 8] = {};
+    std::vector<double> pa(o.m * o.k / 2), pb(o.n * o.k / 2);
+    for (u32 part = 0; part < 2; ++part) {
+        auto pick = [&](const std::vector<double>& from, std::vector<double>& to, u32 rows) {
+            for (u32 r = 0; r < rows; ++r)
+                for (u32 k = 0; k < o.k / 2; ++k) to[r * o.k / 2 + k] = from[r * o.k + k / 2 * 4 + k % 2 + 2 * part];
+        };
+        pick(a, pa, o.m), pick(b, pb, o.n);
+        matmul_block(pa.data(), pb.data(), sum, o.m, o.n, o.k / 2, block_rule(o.a, o.b, half, true));
+    }
+    for (u32 i = 0; i < o.m * o.n; ++i) out[i] = half ? f16_to_f32(encode_float(out[i] + sum[i], kF16, Round::rn)) : double(float(out[i]) + float(sum[i]));
+}
+
+void mma_float(X& x, const Mma& o, int abits, int bbits) {
+    double out[16 * 8];
+    bool f64 = o.d == Ty::f64, half = o.d == Ty::f16;
+    if (f64) {
+        mma_f64(x, o, out);
+    } else {
+        std::vector<double> a(o.m * o.k), b(o.n * o.k);
+        for (u32 r = 0; r < o.m; ++r)
+            for (u32 k = 0; k < o.k; ++k) a[r * o.k + k] = element_value(o.a, u32(fragment_a(x, o, r, k, abits)));
+        for (u32 c = 0; c < o.n; ++c)
+            for (u32 k = 0; k < o.k; ++k) b[c * o.k + k] = element_value(o.b, u32(fragment_b(x, o, c, k, bbits)));
+        for (u32 r = 0; r < o.m; ++r)
+            for (u32 c = 0; c < o.n; ++c) out[r * 8 + c] = load_c(x, o, r, c);
+        if (type_bits(o.a) == 8) mma_fp8(o, a, b, out, half);
+        else matmul_block(a.data(), b.data(), out, o.m, o.n, o.k, block_rule(o.a, o.b, half, false));
+    }
     for (u32 r = 0; r < o.m; ++r)
         for (u32 c = 0; c < o.n; ++c) {
             Spot s = spot(o, r, c, half);
             u64& d = x.dst(o.rd[s.reg])[s.lane];
-            if (f64) d = to_bits(out[r][c]);
-            else if (half) d = (s.half ? d & 0xffff : 0) | u64(encode_float(out[r][c], kF16, Round::rn)) << (16 * s.half);
-            else d = to_bits(std::isnan(out[r][c]) ? from_bits<float>(0x7fffffff) : float(out[r][c]));
+            double v = out[r * 8 + c];
+            if (f64) d = to_bits(v);
+            else if (half) d = (s.half ? d & 0xffff : 0) | u64(encode_float(v, kF16, Round::rn)) << (16 * s.half);
+            else d = to_bits(std::isnan(v) ? from_bits<float>(0x7fffffff) : float(v));
         }
 }
 

@@ -104,7 +104,7 @@ struct WgmmaOp : AsyncOp {
                     u64 v = d_register(r, c, half);
                     acc[size_t(r) * w->n + c] = half ? f16_to_f32(u32(v >> (16 * (c & 1))) & 0xffff) : from_bits<float>(v);
                 }
-        matmul_f64(fa.data(), fb.data(), acc.data(), 16, w->n, w->k);
+        matmul_block(fa.data(), fb.data(), acc.data(), 16, w->n, w->k, block_rule(w->a, w->b, half, false));
         for (u32 r = 0; r < 16; ++r)
             for (u32 c = 0; c < w->n; ++c) {
                 double v = acc[size_t(r) * w->n + c];
