@@ -23,11 +23,15 @@ import triton
 import triton.language as tl
 from deepinfer_cpu.plugin import create as create_cpu
 from deepinfer_cuda.plugin import create
+from deepinfer_triton.compile import TritonCompiler
 from deepinfer_triton.device.codec import reciprocal
+from deepinfer_triton.kernel import specialise
 from sm90_gemm import sustained
-from triton_cases import COLS, PARTS, ROWS, launcher, randn
+from triton_cases import COLS, PARTS, ROWS, Case, kernel_of, launcher, randn
+from triton_tune import compile_all
 
 import deepinfer
+from deepinfer.jit import BuildCache
 from deepinfer.ops import quant
 from deepinfer.ops.flash_mla.formats import LAYOUTS, new_cache
 from deepinfer.ops.quant.blocks import quantize_fp8_blocks, quantize_mxfp4_blocks
@@ -117,31 +121,15 @@ def overhead() -> dict[str, float]:
 
 
 def cold(device: Any) -> dict[str, float]:
-    """Seconds to compile one kernel of each compiler into an empty cache."""
-    from deepinfer_cuda import jit
-    from deepinfer_triton.code import TritonCompiler
-    from deepinfer_triton.kernel import Program, specialise
-
-    from deepinfer.jit import BuildCache
-    from deepinfer.registry.dispatch import make_call
-
-    found: dict[str, float] = {}
+    """Seconds to compile one Triton kernel into an empty cache."""
+    x, weight = randn(4, 1536), randn(1536)
+    case = Case("", "norm.rms_norm", (x, weight, 1e-6), (torch.empty_like(x),), 1.0)
+    call = case.call(device)
+    build = specialise(call, kernel_of(case.op).programs(call)[0])
     with tempfile.TemporaryDirectory() as folder:
-        cache = BuildCache([Path(folder)])
         start = time.perf_counter()
-        cache.get(jit.kernel_build("sm90/gemm_bf16", device.props.arch), jit.NvrtcCompiler())
-        found["nvrtc_gemm_s"] = round(time.perf_counter() - start, 2)
-        spec = get_spec("norm.rms_norm")
-        call = make_call(spec, (randn(4, 1536), randn(1536), 1e-6), (None,), device.torch_device)
-        from deepinfer_triton.norm import RmsNorm
-
-        programs: Any = RmsNorm().programs(call)
-        program: Program = programs[0]
-        build = specialise(call, program)
-        start = time.perf_counter()
-        cache.get(build.as_build(device.props.arch, "cubin"), TritonCompiler(build))
-        found["triton_rms_norm_s"] = round(time.perf_counter() - start, 2)
-    return found
+        BuildCache([Path(folder)]).get(build.as_build(device.props.arch, "cubin"), TritonCompiler(build))
+        return {"triton_rms_norm_s": round(time.perf_counter() - start, 2)}
 
 
 def main() -> int:
@@ -159,7 +147,10 @@ def main() -> int:
     with deepinfer.fallback("error"):
         figures |= {"bytes_differ": exact(), **overhead()}
         for part in PARTS:
-            jobs = {"copy": copy_job()} | {case.name: (launcher(device, case), case.moved) for case in part()}
+            cases = list(part())
+            for error in compile_all(device, cases, every=False):
+                print(error)
+            jobs = {"copy": copy_job()} | {case.name: (launcher(device, case), case.moved) for case in cases}
             times = sustained({name: job[0] for name, job in jobs.items()}, rounds=options.rounds)
             rates = {name: jobs[name][1] / statistics.median(values) * 1e-3 for name, values in times.items()}
             for name, values in times.items():

@@ -6,8 +6,8 @@ once, exact to the bit; the facts of a format come from `deepinfer.ops.flash_mla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import frexp
+from collections.abc import Mapping, Sequence
+from math import frexp, gcd
 from typing import Any
 
 from deepinfer.ops.flash_mla.codec import CACHE_FP4_FLOOR, FP8_FLOOR, MXFP4_FLOOR
@@ -26,7 +26,8 @@ from deepinfer_triton.kernel import (
 )
 
 ROW_LIMIT = 8192
-TILE = 4096
+TILE = 4096  # values per program of the cache ops; twice that where two share a byte
+MERGE_TILE = 2048  # values per program of merging, of each state
 SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
 
 
@@ -57,10 +58,15 @@ def _place(cache: TensorMeta, layout: Layout) -> dict[str, int]:
     }
 
 
+def _alignment(numbers: Mapping[str, int]) -> int:
+    """The power of two, up to a vector's 16 bytes, that all data rows are multiples of."""
+    return gcd(16, numbers["block_step"], numbers["data_step"])
+
+
 def _tiling(layout: Layout) -> tuple[dict[str, Any], int]:
     """(constants, tokens per program) of a quantised format."""
     tiles = next_power_of_two(layout.coded // layout.tile)
-    rows = max(TILE // (tiles * layout.tile), 1)
+    rows = max(TILE * 8 // layout.bits // (tiles * layout.tile), 1)
     constants = {
         "ROWS": rows, "TILES": tiles, "TILE": layout.tile, "PLAIN": layout.plain, "BITS": layout.bits,
         "SCALE": layout.scale_kind,
@@ -84,9 +90,9 @@ def _floors(layout: Layout) -> dict[str, float | int]:
     return {"FLOOR": floor, "LEAST": 127 + exponent - (mantissa == 0.5), "TOP": top}
 
 
-def _plain_tiling(width: int) -> tuple[dict[str, int], int]:
+def _plain_tiling(width: int, tile: int) -> tuple[dict[str, int], int]:
     block = next_power_of_two(max(width, 1))
-    rows = max(TILE // block, 1)
+    rows = max(tile // block, 1)
     return {"ROWS": rows, "BLOCK": block}, rows
 
 
@@ -114,12 +120,12 @@ class KvCacheWrite(TritonKernel):
         }
         tensors = ("kv_cache", "rows", "slots")
         if not layout.quantised:
-            shape, step = _plain_tiling(rows.shape[1])
+            shape, step = _plain_tiling(rows.shape[1], TILE)
             grid = ceil_div(rows.shape[0], step)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
         constants, step = _tiling(layout)
-        constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype)}
+        constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype), "ALIGN": _alignment(numbers)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         grid = ceil_div(rows.shape[0], step)
         return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}),)
@@ -148,11 +154,11 @@ class KvCacheRead(TritonKernel):
         numbers = {"count": slots.shape[0], "slot_step": slots.stride[0], "width": width, **_place(cache, layout)}
         tensors = ("kv_cache", "slots", "rows")
         if not layout.quantised:
-            shape, step = _plain_tiling(width)
+            shape, step = _plain_tiling(width, TILE)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
         constants, step = _tiling(layout)
-        constants |= {"PAGE": cache.shape[1], "RUN": run(result_meta(call, "rows").dtype)}
+        constants |= {"PAGE": cache.shape[1], "RUN": run(result_meta(call, "rows").dtype), "ALIGN": _alignment(numbers)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         return (Program("kv.read_coded", ceil_div(slots.shape[0], step), tensors, numbers, constants),)
 
@@ -187,7 +193,7 @@ class MergeStates(TritonKernel):
             return ()
         out_lead = (collapse(lead, outs.stride[1:-3]) or (1, 0))[1]
         lse_lead = (collapse(lead, lses.stride[1:-2]) or (1, 0))[1]
-        constants, step = _plain_tiling(width)
+        constants, step = _plain_tiling(width, MERGE_TILE)
         constants |= {"STATES": states, "UNROLL": min(states, 4)}
         numbers = {
             "lines": lines, "tokens": tokens, "heads": heads, "width": width,

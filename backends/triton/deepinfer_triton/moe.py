@@ -13,6 +13,7 @@ from deepinfer_triton.blocks import block_reason, cut
 from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outputs, next_power_of_two
 
 EXPERT_LIMIT = 4096
+TILE = 2048  # activations per program, of two loads each
 ROUTE = (1, 1)  # tokens and warps of a program
 FLOOR = 1e-4  # of quant.quantize_fp8, whose rules the activation follows
 FORMS = {"": ((1, 128), ""), "fp8_1x128": ((1, 128), "f32"), "mxfp8": ((1, 32), "ue8m0")}
@@ -45,12 +46,12 @@ class Route(TritonKernel):
         numbers = {
             "tokens": logits.shape[0], "step": logits.stride[0], "expert_step": logits.stride[1],
             "bias_step": bias.stride[0] if bias else 0,
-            "groups": groups, "size": logits.shape[1] // groups, "topk_group": call["topk_group"], "top_k": top_k,
-            "scale": call["scale"], "eps": call["eps"],
+            "groups": groups, "size": logits.shape[1] // groups, "scale": call["scale"], "eps": call["eps"],
         }
         constants = {
-            "T": tokens, "GP": gp, "SP": sp, "SCORING": call["scoring"],
-            "TOP2": call["group_score"] == "top2_sum", "RENORMALIZE": call["renormalize"], "LIMITED": groups > 1,
+            "T": tokens, "GP": gp, "SP": sp, "SCORING": call["scoring"], "TOP2": call["group_score"] == "top2_sum",
+            "RENORMALIZE": call["renormalize"], "TOP_K": top_k, "KEPT": call["topk_group"] if groups > 1 else 0,
+            "WHOLE": gp * sp == logits.shape[1] and logits.shape[0] % tokens == 0,
         }
         tensors = ("logits", "bias", "weights", "ids")
         grid = ceil_div(logits.shape[0], tokens)
@@ -74,7 +75,7 @@ class SwigluQuantize(TritonKernel):
         if gate_up.numel == 0:
             return ()
         block, form = FORMS[call["quantize"]]
-        found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block)
+        found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block, TILE)
         numbers = {
             "sb": 0, "sr": gate_up.stride[0], "sc": gate_up.stride[1],
             "weight_step": weights.stride[0] if weights else 0,

@@ -21,8 +21,6 @@ from deepinfer_triton.kernel import (
 )
 
 ROW_LIMIT = 32768
-TURNS = 4
-MANY = 1024  # programs that fill a device several times
 TILE = 2048  # elements per program where a row is shorter; depends on d alone, so a row's bits do not on the batch
 
 
@@ -35,17 +33,12 @@ class RmsNorm(TritonKernel):
     sources = ("deepinfer_triton/device/norm.py",)
     inputs: tuple[tuple[str, str], ...] = (("x", "stride"),)
     outputs: tuple[str, ...] = ("y",)
-    repeats = True
 
     def refuse(self, call: Call) -> list[str]:
         reasons = [reason for name, _ in self.inputs for reason in rows_reason(name, call[name])]
         if call["x"].shape[-1] > ROW_LIMIT:
             reasons.append(f"rows of up to {ROW_LIMIT} elements, got {call['x'].shape[-1]}")
         return reasons + dense_inputs(call, "weight") + dense_outputs(call)
-
-    def turns(self, count: int, rows: int) -> int:
-        """How often a program repeats: more where programs abound, which keeps loads on their way."""
-        return TURNS if self.repeats and count >= rows * TURNS * MANY else 1
 
     def programs(self, call: Call) -> Sequence[Program]:
         x = call["x"]
@@ -57,11 +50,9 @@ class RmsNorm(TritonKernel):
         rows = max(TILE // block, 1)
         numbers = {**{label: view[1] for label, view in views.items()}, "rows": count, "d": d, "eps": call["eps"]}
         tensors = (*(name for name, _ in self.inputs), "weight", *self.outputs)
-        turns = self.turns(count, rows)
-        constants = {"ROWS": rows, "BLOCK": block, **({"TURNS": turns} if self.repeats else {})}
-        warps = min(max(rows * block // 1024, 1), 16)
+        warps = min(max(rows * block // 2048, 1), 16)
         function = f"norm.{self.op.partition('.')[2]}"
-        return (Program(function, ceil_div(count, rows * turns), tensors, numbers, constants, warps),)
+        return (Program(function, ceil_div(count, rows), tensors, numbers, {"ROWS": rows, "BLOCK": block}, warps),)
 
 
 class FusedAddRmsNorm(RmsNorm):
@@ -71,7 +62,6 @@ class FusedAddRmsNorm(RmsNorm):
     name = "triton_fused_add_rms_norm"
     inputs = (("x", "stride"), ("residual", "step"))
     outputs = ("y", "new_residual")
-    repeats = False
 
 
 KERNELS = (RmsNorm(), FusedAddRmsNorm())

@@ -105,7 +105,7 @@ class PackScales(TritonKernel):
     name = "triton_pack_scales"
     sources = SOURCES
     rows_tile = 64
-    k_tile = 32
+    k_tile = 64
 
     def refuse(self, call: Call) -> list[str]:
         return strides_reason("scale", call["scale"]) + dense_inputs(call, "rows") + dense_outputs(call) + grid_reason(

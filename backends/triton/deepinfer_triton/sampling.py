@@ -19,7 +19,7 @@ from deepinfer_triton.kernel import (
     rows_view,
 )
 
-BLOCK = 4096
+BLOCK = 1024  # fewer words than threads, so that each thread loads its own
 
 
 class ApplyTokenMask(TritonKernel):

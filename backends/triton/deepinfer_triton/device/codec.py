@@ -53,37 +53,39 @@ def ue8m0_decode(byte):
 
 
 @triton.jit
-def e2m1_encode(x, BOUNDED: tl.constexpr = False):
-    """int32 codes 0..15, nearest with ties to the even code, saturating; NaN gives any code.
+def e2m1_steps(x, BOUNDED: tl.constexpr):
+    """float32 2^23 + code of |x|, nearest with ties to the even code, saturating unless BOUNDED promises |x| <= 6.
 
-    Codes are spaced by half of max(1, 2^floor(log2 |x|)). Adding 2^22 times that power of two rounds to this spacing
-    in hardware and leaves the number of steps in the lowest bits; each further power of two is two codes on, and the
-    exponent of the sum counts them. BOUNDED promises |x| <= 6.
+    Codes are the rounded minimum of 2 |x|, |x| + 2 and |x| / 2 + 4. Adding 2^23 rounds each of them, once, to integers,
+    and rounding keeps order.
     """
-    bits = x.to(tl.int32, bitcast=True)
     size = tl.abs(x)
-    field = bits & 0x7F800000
+    steps = tl.fma(size, tl.full(x.shape, 2.0, tl.float32), tl.full(x.shape, 8388608.0, tl.float32))
+    steps = tl.minimum(steps, size + 8388610.0)
+    steps = tl.minimum(steps, tl.fma(size, tl.full(x.shape, 0.5, tl.float32), tl.full(x.shape, 8388612.0, tl.float32)))
     if not BOUNDED:
-        size = tl.minimum(size, 6.0)
-        field = tl.minimum(field, 0x40800000)
-    power = tl.maximum(field, 0x3F800000).to(tl.float32, bitcast=True)
-    # 3 more makes 6 steps more, so that with twice the exponent of 2^22 (298) the sum is 0 modulo 8
-    steps = tl.fma(power, tl.full(x.shape, 4194307.0, tl.float32), size).to(tl.uint32, bitcast=True)
-    sign = bits.to(tl.uint32, bitcast=True) >> 28  # its lower three bits are not the sign's
-    return (sign ^ ((sign ^ (steps + (steps >> 22))) & 7)).to(tl.int32)
+        steps = tl.minimum(steps, 8388615.0)
+    return steps
+
+
+@triton.jit
+def e2m1_pack(x, bad, BOUNDED: tl.constexpr):
+    """Bytes [P, N / 2] of values [P, N], the even one in the low nibble; rows that are `bad` hold NaN and give 0."""
+    low, high = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+    first = e2m1_steps(low, BOUNDED).to(tl.uint32, bitcast=True)
+    second = e2m1_steps(high, BOUNDED).to(tl.uint32, bitcast=True)
+    # Of NaN every step has the same bits: their difference is 0. The product is free, a selection per byte is not.
+    codes = second * tl.where(bad, 0xFFFFFFFF, 16).to(tl.uint32)[:, None] + first
+    below = low.to(tl.uint32, bitcast=True) >> 28  # bit 3 is the sign; a NaN that was computed has none
+    above = high.to(tl.uint32, bitcast=True) >> 24  # bit 7 is the sign
+    signs = above ^ ((above ^ below) & 8)
+    return (signs ^ ((signs ^ codes) & 0x77)).to(tl.uint8)
 
 
 @triton.jit
 def e2m1_decode(code):
     """float32 of int32 codes 0..15: the bits of a float32 2^126 times smaller, exact even where that is subnormal."""
     return (((code & 7) << 22) | ((code & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37
-
-
-@triton.jit
-def pack_pairs(code):
-    """Codes [P, N] -> bytes [P, N / 2], the even one in the low nibble."""
-    low, high = tl.split(tl.reshape(code, [code.shape[0], code.shape[1] // 2, 2]))
-    return (low | (high << 4)).to(tl.uint8)
 
 
 @triton.jit
@@ -198,5 +200,4 @@ def mxfp4_blocks(x):
     """As `fp8_blocks` in e2m1 with exponents of 1 and more: (pairs of codes uint8 [P, E / 2], exponents int32 [P])."""
     largest, bad = block_maximum(x)
     stored = tl.maximum(ue8m0_quotient(largest, 6.0), 1)
-    code = pack_pairs(e2m1_encode(ue8m0_scaled(x, stored, bad), True))
-    return tl.where(bad[:, None], 0, code).to(tl.uint8), tl.where(bad, 255, stored)
+    return e2m1_pack(ue8m0_scaled(x, stored, bad), bad, True), tl.where(bad, 255, stored)

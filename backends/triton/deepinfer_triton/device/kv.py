@@ -12,12 +12,11 @@ import triton.language as tl
 from deepinfer_triton.device.codec import (
     block_maximum,
     e2m1_decode,
-    e2m1_encode,
+    e2m1_pack,
     e4m3_decode,
     e4m3_encode,
     nan_where,
     over,
-    pack_pairs,
     quotient,
     ue8m0_decode,
     ue8m0_quotient,
@@ -49,12 +48,25 @@ def scaled_by(value, largest, bad, SCALE: tl.constexpr, FLOOR: tl.constexpr, LEA
     elif SCALE == "e4m3":
         code = e4m3_encode(ratio)
         stored = tl.where(bad, 0x7F, code.to(tl.int32))
-        made = quotient(value, e4m3_decode(code), FLOOR >= 2.0**-50)
+        made = quotient(value, nan_where(bad, e4m3_decode(code)), FLOOR >= 2.0**-50)
     else:
         exponent = tl.maximum(ue8m0_quotient(largest, TOP), LEAST)
         stored = tl.where(bad, 0xFF, exponent)
         made = ue8m0_scaled(value, exponent, bad)
     return made, stored
+
+
+@triton.jit
+def each_tile(value, TILES: tl.constexpr, ALIGN: tl.constexpr = 1):
+    """Values of tokens [ROWS], multiples of ALIGN, for each of their tiles, [ROWS * TILES].
+
+    The compiler loses sight of divisibility here, and only where it sees it vectors are wide.
+    """
+    rows: tl.constexpr = value.shape[0]
+    made = tl.reshape(tl.broadcast_to(value[:, None], [rows, TILES]), [rows * TILES])
+    if ALIGN > 1:
+        made = tl.multiple_of(made, ALIGN)
+    return made
 
 
 @triton.jit
@@ -64,12 +76,12 @@ def write_plain(
 ):
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = token < count
-    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, PAGE)
     column = tl.arange(0, BLOCK)
-    mask = (there & exists)[:, None] & (column < width)[None, :]
+    mask = there[:, None] & (column < width)[None, :]
     source = rows + (token.to(tl.int64) * row_step)[:, None] + column.to(tl.int64)[None, :] * row_column
-    value = tl.load(source, mask=mask, other=0.0).to(kv_cache.dtype.element_ty)
-    tl.store(kv_cache + first[:, None] + column[None, :], value, mask=mask)
+    value = tl.load(source, mask=mask, other=0.0).to(kv_cache.dtype.element_ty)  # does not wait for the slots
+    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, PAGE)
+    tl.store(kv_cache + first[:, None] + column[None, :], value, mask=mask & exists[:, None])
 
 
 @triton.jit
@@ -92,82 +104,81 @@ def write_coded(
     kv_cache, rows, slots, count, row_step, row_column, slot_step, capacity, block_step, data_step, scale_step,
     scale_first, plain_first, tiles, coded, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
     PLAIN: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, FLOOR: tl.constexpr, LEAST: tl.constexpr,
-    TOP: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr,
+    TOP: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
 ):
+    """Rows are loaded before the slots are known."""
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = token < count
     q = tl.arange(0, ROWS * TILES)
-    token, tile = tl.program_id(0) * ROWS + q // TILES, q % TILES
-    there = (token < count) & (tile < tiles)
-    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
-    used = there & exists
+    owner, tile = tl.program_id(0) * ROWS + q // TILES, q % TILES
+    loaded = (owner < count) & (tile < tiles)
     j = tl.arange(0, TILE)
-    source = rows + (token.to(tl.int64) * row_step + tile * TILE * row_column)[:, None] + j.to(tl.int64) * row_column
-    value = tl.load(source, mask=tl.broadcast_to(used[:, None], [ROWS * TILES, TILE]), other=0.0).to(tl.float32)
+    source = rows + (owner.to(tl.int64) * row_step + tile * TILE * row_column)[:, None] + j.to(tl.int64) * row_column
+    value = tl.load(source, mask=tl.broadcast_to(loaded[:, None], [ROWS * TILES, TILE]), other=0.0).to(tl.float32)
+    if PLAIN > 0:
+        c = tl.arange(0, PLAIN)
+        source = rows + (token.to(tl.int64) * row_step)[:, None] + (coded + c).to(tl.int64)[None, :] * row_column
+        plain = tl.load(source, mask=tl.broadcast_to(there[:, None], [ROWS, PLAIN]), other=0.0)
+    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
+    if PLAIN > 0:
+        target = (kv_cache + (data + plain_first)).to(tl.pointer_type(tl.int16))[:, None] + c[None, :]
+        bits = plain.to(tl.bfloat16).to(tl.int16, bitcast=True)
+        bits = tl.where(plain == plain, bits, 0x7FC0).to(tl.int16)  # one NaN for all
+        tl.store(target, bits, mask=tl.broadcast_to((there & exists)[:, None], [ROWS, PLAIN]))
     largest, bad = block_maximum(value)
     made, stored = scaled_by(value, largest, bad, SCALE, FLOOR, LEAST, TOP)
+    used = loaded & each_tile(exists, TILES)
     if BITS == 8:
         code = e4m3_encode(made)
         k = j
     else:
-        code = tl.where(bad[:, None], 0, pack_pairs(e2m1_encode(made, SCALE == "ue8m0"))).to(tl.uint8)
+        code = e2m1_pack(made, bad, SCALE == "ue8m0")
         k = tl.max_contiguous(tl.arange(0, TILE // 2), RUN // 2)
-    tl.store(kv_cache + (data + tile * (TILE * BITS // 8))[:, None] + k[None, :], code,
+    tl.store(kv_cache + (each_tile(data, TILES, ALIGN) + tile * (TILE * BITS // 8))[:, None] + k[None, :], code,
              mask=tl.broadcast_to(used[:, None], code.shape))
+    scales = kv_cache + each_tile(scale, TILES) + scale_first
     if SCALE == "f32":
-        target = (kv_cache + scale + scale_first + tile * 4).to(tl.pointer_type(tl.float32))
-        tl.store(target, stored, mask=used)
+        tl.store((scales + tile * 4).to(tl.pointer_type(tl.float32)), stored, mask=used)
     else:
-        tl.store(kv_cache + scale + scale_first + tile, stored.to(tl.uint8), mask=used)
-    if PLAIN > 0:
-        token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        there = token < count
-        exists, data, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
-        c = tl.arange(0, PLAIN)
-        mask = tl.broadcast_to((there & exists)[:, None], [ROWS, PLAIN])
-        source = rows + (token.to(tl.int64) * row_step)[:, None] + (coded + c).to(tl.int64)[None, :] * row_column
-        target = (kv_cache + (data + plain_first)).to(tl.pointer_type(tl.int16))[:, None] + c[None, :]
-        value = tl.load(source, mask=mask, other=0.0)
-        bits = value.to(tl.bfloat16).to(tl.int16, bitcast=True)
-        tl.store(target, tl.where(value == value, bits, 0x7FC0).to(tl.int16), mask=mask)  # one NaN for all
+        tl.store(scales + tile, stored.to(tl.uint8), mask=used)
 
 
 @triton.jit
 def read_coded(
-    kv_cache, slots, rows, count, slot_step, capacity, block_step, data_step, scale_step, scale_first,
-    plain_first, tiles, coded, width, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
-    PLAIN: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr,
+    kv_cache, slots, rows, count, slot_step, capacity, block_step, data_step, scale_step, scale_first, plain_first,
+    tiles, coded, width, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PLAIN: tl.constexpr,
+    BITS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
 ):
-    q = tl.arange(0, ROWS * TILES)
-    token, tile = tl.program_id(0) * ROWS + q // TILES, q % TILES
-    there = (token < count) & (tile < tiles)
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    there = token < count
     exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
-    used = there & exists
+    q = tl.arange(0, ROWS * TILES)
+    owner, tile = tl.program_id(0) * ROWS + q // TILES, q % TILES
+    wanted = (owner < count) & (tile < tiles)
+    used = wanted & each_tile(exists, TILES)
+    first = kv_cache + (each_tile(data, TILES, ALIGN) + tile * (TILE * BITS // 8))[:, None]
+    j = tl.max_contiguous(tl.arange(0, TILE * BITS // 8), RUN * BITS // 8)
+    code = tl.load(first + j[None, :], mask=used[:, None], other=0)
+    scales = kv_cache + each_tile(scale, TILES) + scale_first
     if SCALE == "f32":
-        place = (kv_cache + scale + scale_first + tile * 4).to(tl.pointer_type(tl.float32))
-        factor = tl.load(place, mask=used, other=0.0)
+        factor = tl.load((scales + tile * 4).to(tl.pointer_type(tl.float32)), mask=used, other=0.0)
     else:
-        byte = tl.load(kv_cache + scale + scale_first + tile, mask=used, other=0)
+        byte = tl.load(scales + tile, mask=used, other=0)
         factor = e4m3_decode(byte) if SCALE == "e4m3" else ue8m0_decode(byte.to(tl.int32))
-    first = kv_cache + (data + tile * (TILE * BITS // 8))[:, None]
-    if BITS == 8:
-        j = tl.max_contiguous(tl.arange(0, TILE), RUN)
-        code = tl.load(first + j[None, :], mask=used[:, None], other=0)
-        value = e4m3_decode(code)
-    else:
-        j = tl.max_contiguous(tl.arange(0, TILE // 2), RUN // 2)
-        code = tl.load(first + j[None, :], mask=used[:, None], other=0)
-        value = e2m1_decode(unpack_pairs(code.to(tl.int32)))
-    value = tl.where(used[:, None], value * factor[:, None], 0.0)
-    target = rows + (token.to(tl.int64) * width + tile * TILE)[:, None] + tl.arange(0, TILE)[None, :]
-    tl.store(target, value.to(rows.dtype.element_ty), mask=tl.broadcast_to(there[:, None], [ROWS * TILES, TILE]))
     if PLAIN > 0:
-        token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        there = token < count
-        exists, data, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
         c = tl.arange(0, PLAIN)
         source = (kv_cache + (data + plain_first)).to(tl.pointer_type(tl.bfloat16))[:, None] + c[None, :]
-        kept = tl.load(source, mask=(there & exists)[:, None], other=0.0)
+        plain = tl.load(source, mask=(there & exists)[:, None], other=0.0)
+    if BITS == 8:
+        value = e4m3_decode(code)
+    else:
+        value = e2m1_decode(unpack_pairs(code.to(tl.int32)))
+    value = tl.where(used[:, None], value * factor[:, None], 0.0)
+    target = rows + (owner.to(tl.int64) * width + tile * TILE)[:, None] + tl.arange(0, TILE)[None, :]
+    tl.store(target, value.to(rows.dtype.element_ty), mask=tl.broadcast_to(wanted[:, None], [ROWS * TILES, TILE]))
+    if PLAIN > 0:
         target = rows + (token.to(tl.int64) * width + coded)[:, None] + c[None, :]
-        tl.store(target, kept.to(rows.dtype.element_ty), mask=tl.broadcast_to(there[:, None], [ROWS, PLAIN]))
+        tl.store(target, plain.to(rows.dtype.element_ty), mask=tl.broadcast_to(there[:, None], [ROWS, PLAIN]))
 
 
 @triton.jit

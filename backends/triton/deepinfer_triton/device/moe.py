@@ -6,41 +6,43 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from deepinfer_triton.device.codec import fp8_blocks, quotient, reciprocal
+from deepinfer_triton.device.codec import fp8_blocks
 from deepinfer_triton.device.quant import cover, inner, load_tile, locate
 
 LOWEST = tl.constexpr(-(1 << 31))
-LARGEST = tl.constexpr(3.4028234663852886e38)
-# Orders below that of -inf, which is LOWEST + 0x7FFFFF: ranks already given, what does not exist, what may come last.
+# Orders below that of -inf: ranks already given, what does not exist, what may come last, NaN.
 FREE = tl.constexpr(LOWEST.value + (1 << 16))
 OUTSIDE = tl.constexpr(LOWEST.value + (1 << 17))
 EXCLUDED = tl.constexpr(LOWEST.value + (1 << 18))
-UNRANKED = tl.constexpr(LOWEST.value + (1 << 19))
+SHIFT = tl.constexpr(1 << 19)
 
 
 @triton.jit
 def ordered(value):
-    """int32 whose order is that of the float32 values; -0.0 equals 0.0, NaN is below -inf."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
-    return tl.where(value == value, bits ^ ((bits >> 31) & 0x7FFFFFFF), UNRANKED)
+    """int32 whose order is that of float32 sums other than -0.0; NaN is below -inf.
+
+    A sum that is NaN has the bits 0x7FFFFFFF on these devices: the shift wraps it around, above EXCLUDED.
+    """
+    bits = value.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) + SHIFT
 
 
 @triton.jit
-def mark_top(order, name, count, N: tl.constexpr):
-    """`order` [T, N] with the `count` largest of each row replaced by LOWEST + rank; ties go to the lower name.
+def mark_top(order, name, COUNT: tl.constexpr, N: tl.constexpr):
+    """`order` [T, N] with the COUNT largest of each row replaced by LOWEST + rank; ties go to the lower name.
 
     Maxima of 32-bit orders are one instruction per warp but do not tell ties apart. Those are rare: a round then marks
     more than one, the sum of the marks gives that away, and the rows are ranked again by 64-bit keys with the name.
     """
     marked = order
-    for k in range(count):
+    for k in tl.range(COUNT, loop_unroll_factor=min(COUNT, 8)):
         best = tl.max(marked, axis=1)
         marked = tl.where(marked == best[:, None], LOWEST + k, marked)
     marks = tl.sum((marked < FREE).to(tl.int32), axis=1)
-    if tl.max(marks, axis=0) > count:
+    if tl.max(marks, axis=0) > COUNT:
         key = (order.to(tl.int64) << 32) + (N - 1 - name)
         marked = order
-        for k in range(count):
+        for k in range(COUNT):
             here = key == tl.max(key, axis=1)[:, None]
             marked = tl.where(here, LOWEST + k, marked)
             key = tl.where(here, -(1 << 63), key)
@@ -48,27 +50,26 @@ def mark_top(order, name, count, N: tl.constexpr):
 
 
 @triton.jit
-def exact_quotient(a, b):
-    """a / b for b between 1 and 2^60, rounded correctly but where the result or b's mantissa is at its end."""
-    near = reciprocal(b)
-    first = a * near
-    return tl.fma(tl.fma(-first, b, a), near, first)
+def newton(b):
+    """1 / b for b between 2^-100 and 2^100, within half a unit in the last place and a little."""
+    first = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, True, 1)
+    return tl.fma(first, tl.fma(-b, first, tl.full(b.shape, 1.0, tl.float32)), first)
 
 
 @triton.jit
 def scores(logit, inside, SCORING: tl.constexpr):
-    """Scores of logits [T, N]; 0 outside."""
+    """Scores of logits [T, N]; anything outside."""
     # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
     if SCORING == "softmax":
         top = tl.max(tl.where(inside, logit, float("-inf")), axis=1)
         power = tl.where(inside, tl.exp(logit - top[:, None]), 0.0)
-        made = exact_quotient(power, tl.broadcast_to(tl.sum(power, axis=1)[:, None], logit.shape))
+        made = tl.div_rn(power, tl.broadcast_to(tl.sum(power, axis=1)[:, None], logit.shape))
     elif SCORING == "sigmoid":
         small = tl.exp(-tl.abs(logit))
-        made = exact_quotient(tl.where(logit >= 0, 1.0, small), 1.0 + small)
+        made = tl.where(logit >= 0, 1.0, small) * newton(1.0 + small)
     else:
         made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(tl.exp(-tl.abs(logit))))
-    return tl.where(inside, made, 0.0)
+    return made
 
 
 @triton.jit
@@ -77,27 +78,30 @@ def _two_larger(a, b, c, d):
 
 
 @triton.jit
-def keep_groups(rank, inside, groups, size, topk_group, T: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr,
-                TOP2: tl.constexpr):
-    """bool [T, GP]: the topk_group groups with the highest score, ties to the lower number."""
-    clean = tl.reshape(tl.where(inside & (rank == rank), rank, float("-inf")), [T, GP, SP])
+def keep_groups(rank, groups, size, T: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, TOP2: tl.constexpr,
+                COUNT: tl.constexpr):
+    """bool [T, GP]: the COUNT groups with the highest score, ties to the lower number; ranks outside are -inf."""
+    clean = tl.reshape(tl.maximum(rank, float("-inf")), [T, GP, SP])  # the larger of NaN and a number is the number
     if TOP2:
         best, second = tl.reduce((clean, tl.full([T, GP, SP], float("-inf"), tl.float32)), 2, _two_larger)
         best = tl.where(size > 1, best + second, best)
     else:
         best = tl.max(clean, axis=2)
     group = tl.broadcast_to(tl.arange(0, GP)[None, :], [T, GP])
-    order = tl.where(group < groups, ordered(best), OUTSIDE)
-    return mark_top(order, group, topk_group, GP) < FREE
+    order = tl.where(group < groups, ordered(best + 0.0), OUTSIDE)
+    return mark_top(order, group, COUNT, GP) < FREE
 
 
 @triton.jit
 def route(
-    logits, bias, weights, ids, tokens, step, expert_step, bias_step, groups, size, topk_group, top_k, scale, eps,
-    T: tl.constexpr, GP: tl.constexpr, SP: tl.constexpr, SCORING: tl.constexpr, TOP2: tl.constexpr,
-    RENORMALIZE: tl.constexpr, LIMITED: tl.constexpr,
+    logits, bias, weights, ids, tokens, step, expert_step, bias_step, groups, size, scale, eps, T: tl.constexpr,
+    GP: tl.constexpr, SP: tl.constexpr, SCORING: tl.constexpr, TOP2: tl.constexpr, RENORMALIZE: tl.constexpr,
+    TOP_K: tl.constexpr, KEPT: tl.constexpr, WHOLE: tl.constexpr,
 ):
-    """T tokens per program, the experts of each as GP padded groups of SP."""
+    """T tokens per program, the experts of each as GP padded groups of SP; KEPT groups stay (0: there are none).
+
+    WHOLE promises that nothing is padded.
+    """
     token = tl.program_id(0) * T + tl.arange(0, T)
     lane = tl.arange(0, GP * SP)
     group, member = lane // SP, lane % SP
@@ -107,23 +111,30 @@ def route(
     place = logits + (token.to(tl.int64) * step)[:, None] + (expert.to(tl.int64) * expert_step)[None, :]
     logit = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     score = scores(logit, inside, SCORING)
-    rank = score
+    extra = tl.zeros([GP * SP], dtype=tl.float32)
     if bias is not None:
         extra = tl.load(bias + expert.to(tl.int64) * bias_step, mask=there, other=0.0).to(tl.float32)
-        rank = score + extra[None, :]
+    rank = score + extra[None, :]  # scores are no -0.0, so sums are none
+    if not WHOLE:
+        rank = tl.where(inside, rank, float("-inf"))
     order = ordered(rank)
-    if LIMITED:
-        kept = keep_groups(rank, inside, groups, size, topk_group, T, GP, SP, TOP2)
+    if KEPT > 0:
+        kept = keep_groups(rank, groups, size, T, GP, SP, TOP2, KEPT)
         kept = tl.reshape(tl.broadcast_to(kept[:, :, None], [T, GP, SP]), [T, GP * SP])
         order = tl.where(kept, order, EXCLUDED)
-    order = tl.where(inside, order, OUTSIDE)
+    if not WHOLE:
+        order = tl.where(inside, order, OUTSIDE)
     name = tl.broadcast_to(expert[None, :], [T, GP * SP])
-    marked = mark_top(order, name, top_k, GP * SP)
-    chosen = inside & (marked < FREE)
+    marked = mark_top(order, name, TOP_K, GP * SP)
+    chosen = marked < FREE
+    if not WHOLE:
+        chosen = chosen & inside
     if RENORMALIZE:
         total = tl.sum(tl.where(chosen, score, 0.0), axis=1) + eps
-        score = quotient(score, tl.where(total == float("inf"), LARGEST, total), False)
-    target = (token.to(tl.int64) * top_k)[:, None] + (marked - LOWEST)
+        # what is tiny is first made larger, so that the reciprocal does not overflow
+        lift = tl.where(total < 2.0**-60, 2.0**80, 1.0)
+        score = (score * lift[:, None]) * tl.div_rn(tl.full([T], 1.0, tl.float32), total * lift)[:, None]
+    target = (token.to(tl.int64) * TOP_K)[:, None] + (marked - LOWEST)
     tl.store(weights + target, score * scale, mask=chosen)
     tl.store(ids + target, name, mask=chosen)
 
@@ -151,8 +162,9 @@ def swiglu_quantize(
     second = gate_up + tl.cast(sc, tl.int64) * cols
     up = load_tile(second, matrix, row, column, i, j, mask, sb, sr, sc, br, bc).to(tl.float32)
     if LIMITED:
-        gate = tl.where(gate > limit, limit, gate)
-        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
     made = gate * logistic(gate) * up
     if route_weights is not None:
         factor = tl.load(route_weights + row.to(tl.int64) * weight_step, mask=inside, other=0.0)
@@ -160,7 +172,8 @@ def swiglu_quantize(
     if FORM == "":
         tl.store(data + place, made.to(data.dtype.element_ty), mask=mask)
     else:
-        made = tl.where(mask, made, 0.0)
+        if not WHOLE:
+            made = tl.where(mask, made, 0.0)  # a factor may be infinite
         code, stored = fp8_blocks(made, floor, FORM == "ue8m0", True)
         tl.store(data + place, code.to(tl.float8e4nv, bitcast=True), mask=mask)
         tl.store(scale + index, stored.to(scale.dtype.element_ty), mask=inside)

@@ -15,26 +15,16 @@ def _scaled(value, gain, d, eps):
 
 
 @triton.jit
-def rms_norm(x, weight, y, stride, rows, d, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr):
-    """`y` is contiguous. A program takes TURNS times ROWS rows and loads the next ones before it reduces these."""
-    row = tl.program_id(0).to(tl.int64) * (ROWS * TURNS) + tl.arange(0, ROWS)
+def rms_norm(x, weight, y, stride, rows, d, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """`y` is contiguous. The weight is loaded before the sum, not after it: its way is as long as that of x."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     inside = column < d
-    source = x + row[:, None] * stride + column[None, :]
-    target = y + row[:, None] * d + column[None, :]
     both = (row < rows)[:, None] & inside[None, :]
-    held = tl.load(source, mask=both, other=0.0)
+    value = tl.load(x + row[:, None] * stride + column[None, :], mask=both, other=0.0).to(tl.float32)
     gain = tl.load(weight + column, mask=inside, other=0.0)
-    for turn in range(TURNS):
-        value, here = held.to(tl.float32), both
-        if TURNS > 1:
-            row += ROWS
-            source += ROWS * tl.cast(stride, tl.int64)
-            both = ((row < rows) & (turn + 1 < TURNS))[:, None] & inside[None, :]
-            held = tl.load(source, mask=both, other=0.0)
-        tl.store(target, _scaled(value, gain, d, eps).to(y.dtype.element_ty), mask=here)
-        if TURNS > 1:
-            target += ROWS * tl.cast(d, tl.int64)
+    made = _scaled(value, gain, d, eps)
+    tl.store(y + row[:, None] * d + column[None, :], made.to(y.dtype.element_ty), mask=both)
 
 
 @triton.jit

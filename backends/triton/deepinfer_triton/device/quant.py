@@ -149,14 +149,17 @@ def pack_scales(
     row = (m // STEP).to(tl.int64) * sr
     if FOURS:
         there = k // 4 < blocks // 4
-        row = tl.multiple_of(row, 4)
     valid = (m < limit)[:, None] & there[None, :]
-    value = tl.load(scale + (matrix * sb + row)[:, None] + column[None, :], mask=valid, other=0.0)
+    first = matrix * sb + row
+    if FOURS:
+        first = tl.multiple_of(first, 4)
+    # outside lies 2^-127, whose byte is 0
+    value = tl.load(scale + first[:, None] + column[None, :], mask=valid, other=5.877471754111438e-39 if UE8M0 else 0.0)
     if UE8M0:
-        bits = value.to(tl.int32, bitcast=True)
+        bits = value.to(tl.uint32, bitcast=True)
         # what is no power of two has a mantissa, or no exponent (0, negative, infinite, NaN); 2^-127 is subnormal
-        exact = ((bits & 0x7FFFFF) == 0) & (bits > 0) & (bits < 0x7F800000) | (bits == 0x400000)
-        byte = tl.where(valid, tl.where(exact, bits >> 23, 255), 0) << ((k % 4) * 8)[None, :]
+        exact = ((bits & 0x7FFFFF) == 0) & (bits - 0x800000 < 0x7F000000) | (bits == 0x400000)
+        byte = tl.where(exact, bits >> 23, 255).to(tl.int32) << ((k % 4) * 8)[None, :]
         made = tl.trans(tl.sum(tl.reshape(byte, [MT, KT // 4, 4]), axis=2))
         w = tile * (KT // 4) + tl.arange(0, KT // 4)
     else:
