@@ -44,8 +44,12 @@ def check(device, teacher, lengths: list[int], new: int) -> None:
         for name, count in device.statistics.items()
         if name.startswith("fallback:") and count != before.get(name, 0)
     }
-    print(device.spec, "on the portable tier:", calls)
+    found = {op: {entry.kernel.name for entry in cache.values()} for op, cache in device.dispatch_cache.items()}
+    print(device.spec, "kernels:", found, "calls on the portable tier:", calls)
     assert set(calls) <= set(PORTABLE)
+    own = device.props.arch.replace("_", "")  # sm90 or sm100, as kernels are named
+    for op in ("deep_gmm.gemm", "deep_gmm.masked_grouped_gemm"):
+        assert any(name.startswith(f"{own}_") for name in found[op]), found[op]
 
 
 def test_first_model_by_the_equality_rule(device, teacher) -> None:
