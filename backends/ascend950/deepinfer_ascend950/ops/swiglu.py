@@ -79,6 +79,13 @@ def choose(props: DeviceProps, call: Call) -> tuple[Kernel | None, list[str]]:
     return None, reasons
 
 
+def renamed(reasons: list[str], which: str, names: dict[str, str]) -> list[str]:
+    """Reasons of a product as those of the MLP: they name its own arguments."""
+    for short, name in names.items():
+        reasons = [reason.replace(f": {short}: ", f": {name}: ") for reason in reasons]
+    return [f"{which} product: {reason}" for reason in reasons]
+
+
 @dataclass(frozen=True)
 class Step:
     """A product kernel with its plan and where its workspace lies."""
@@ -128,8 +135,8 @@ class SwigluMlp(AscendKernel):
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
         shapes = Shapes.of(call)
-        reasons = [f"first product: {reason}" for reason in choose(props, shapes.first)[1]]
-        reasons += [f"second product: {reason}" for reason in choose(props, shapes.second)[1]]
+        reasons = renamed(choose(props, shapes.first)[1], "first", {"a": "x", "b": "w13"})
+        reasons += renamed(choose(props, shapes.second)[1], "second", {"a": "activation", "b": "w2"})
         return Support.no(*reasons) if reasons else YES
 
     def plan(self, device: Device, call: Call) -> Plan:
