@@ -33,7 +33,7 @@ from deepinfer_ascend950.ops.mla import (
     plain_rows,
 )
 
-SOURCES = (
+SOURCES: tuple[str, ...] = (
     "kernels/mla_attend.asc",
     "kernels/mla_vector.h",
     "kernels/mla_args.h",
