@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     levels = ["L0", "L1", "L2", "L3"]
     parser.add_argument("--level", action="append", choices=levels, help="only these levels (repeatable)")
     parser.add_argument("--op", action="append", help="only ops that match this pattern (repeatable)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that share the checks")
     parser.add_argument("--model", type=Path, help="model directory for level L3")
     parser.add_argument("--report", type=Path, help="write the JSON report here")
     parser.add_argument("--json", action="store_true", help="print the JSON report instead of text")
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         _check_pattern(pattern)
     report = conformance.run(
         options.backend, quick=options.quick, report=options.report, levels=options.level, ops=options.op,
-        model=options.model,
+        model=options.model, jobs=options.jobs,
     )
     if options.json:
         print_json(report.to_json())

@@ -158,6 +158,17 @@ def proved(target: Target, results: Iterable[Result]) -> dict[str, dict[str, Any
     return found
 
 
+def _in_turn(
+    items: Sequence[Item], target: Target, progress: Callable[[int, int, Result], None] | None
+) -> list[Result]:
+    results: list[Result] = []
+    for number, item in enumerate(items, 1):
+        results.append(execute(item, target))
+        if progress is not None:
+            progress(number, len(items), results[-1])
+    return results
+
+
 def run(
     backend: str,
     quick: bool = True,
@@ -168,6 +179,7 @@ def run(
     model: str | Path | None = None,
     profile: Path | None = None,
     progress: Callable[[int, int, Result], None] | None = None,
+    jobs: int = 1,
 ) -> Report:
     """Run the suite against one device, without pytest.
 
@@ -180,28 +192,37 @@ def run(
         model: checkpoint directory for L3; without it L3 builds a small random model.
         profile: a conformance.toml to use instead of the backend's own.
         progress: called with (number done, number of items, result) after each item.
+        jobs: processes that share the items. With more than one, `backend` must be found by its entry point.
 
     Returns:
         A `Report`: every result, what was proved per kernel, versions and the device.
 
     Raises:
         BackendUnavailable: the device cannot be opened.
-        InvalidArgument: unknown level, or a malformed profile.
+        InvalidArgument: unknown level, a malformed profile, or jobs < 1.
 
     >>> run("cpu", levels=["L0"]).failures
     []
     """
+    if jobs < 1:
+        raise invalid("jobs", jobs, "must be positive", nearest=1)
     chosen = target(backend, full=not quick, model=str(model) if model else None, profile=profile)
     start = time.perf_counter()
-    items = collect(chosen, levels or LEVELS, ops)
-    results: list[Result] = []
-    for number, item in enumerate(items, 1):
-        results.append(execute(item, chosen))
-        if progress is not None:
-            progress(number, len(items), results[-1])
+    wanted = None if ops is None else tuple(ops)
+    items = collect(chosen, levels or LEVELS, wanted)
+    if jobs > 1:
+        from deepinfer.conformance import parallel  # it runs this module's functions in its processes
+
+        listing = parallel.Listing(
+            backend, chosen.full, chosen.model, profile, tuple(levels or LEVELS), wanted,
+            max(torch.get_num_threads() // jobs, 1),
+        )
+        results = parallel.execute(listing, items, jobs, progress)
+    else:
+        results = _in_turn(items, chosen, progress)
     done = Report(
         chosen.backend.name, describe(chosen), "quick" if quick else "full", versions(), results,
-        time.perf_counter() - start, {"threads": torch.get_num_threads(), "profile": chosen.profile.path},
+        time.perf_counter() - start, {"threads": torch.get_num_threads(), "jobs": jobs, "profile": chosen.profile.path},
         proved(chosen, results),
     )
     if report is not None:
