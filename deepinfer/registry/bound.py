@@ -31,14 +31,14 @@ def address_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tupl
             if kind in _PLAIN:
                 parts += (kind, a)
             elif kind is _Tensor or kind is _Parameter:
-                parts += (a.data_ptr(), a.shape, a.stride(), a.dtype, a.device)
+                parts += (a.data_ptr(), a.shape, a.stride(), a.dtype, a.device, a.is_neg())
             else:
                 return None
         for o in out:
             if o.__class__ is not _Tensor:
                 return None
-            parts += (o.data_ptr(), o.shape, o.stride(), o.dtype, o.device)  # type: ignore[union-attr]
-    except RuntimeError:  # a layout without strides or address; validation words it
+            parts += (o.data_ptr(), o.shape, o.stride(), o.dtype, o.device, o.is_neg())  # type: ignore[union-attr]
+    except (RuntimeError, TypeError):  # a layout without strides or address, `out` no tuple; validation words it
         return None
     return tuple(parts)
 

@@ -8,6 +8,7 @@ import torch
 import deepinfer
 from deepinfer.errors import InvalidArgument, OutOfMemory
 from deepinfer.ops import deep_gmm, flash_mla, norm, quant
+from deepinfer.registry import Op, get_spec
 from deepinfer.registry.aliasing import disjoint, overlaps_itself
 from deepinfer.registry.call import TensorMeta
 
@@ -86,3 +87,25 @@ def test_a_failing_allocator_is_an_error_of_the_library() -> None:
         with pytest.raises(OutOfMemory, match=r"norm.rms_norm: .*cpu:0"):
             op(torch.ones(1, 4), torch.ones(4))
     assert issubclass(OutOfMemory, MemoryError)
+
+
+def test_a_lazily_negated_view_is_refused_whatever_came_before() -> None:
+    """Kernels read memory, where the sign of such a view is not yet changed; a cached call must not let it through."""
+    numbers = torch.view_as_complex(torch.arange(16.0).view(2, 4, 2))
+    plain, negated = numbers.imag, numbers.conj().imag
+    assert negated.is_neg()
+    weight, out = torch.ones(4), torch.empty(2, 4)
+    found = norm.rms_norm(plain, weight, 1e-6)
+    assert torch.equal(norm.rms_norm(negated.resolve_neg(), weight, 1e-6), -found)
+    norm.rms_norm(plain, weight, 1e-6, out=out)
+    for given in (None, out):
+        with pytest.raises(InvalidArgument, match=r"x.*negated.*resolve_neg"):
+            norm.rms_norm(negated, weight, 1e-6, out=given)
+    with pytest.raises(InvalidArgument, match=r"out\[y\].*negated"):
+        norm.rms_norm(out, weight, 1e-6, out=negated)
+
+
+def test_results_that_are_no_tuple_are_refused() -> None:
+    op = Op(get_spec("norm.rms_norm"))
+    with pytest.raises(InvalidArgument, match=r"out.*tuple of 1 tensors"):
+        op(torch.ones(2, 4), torch.ones(4), 1e-6, out=3)
