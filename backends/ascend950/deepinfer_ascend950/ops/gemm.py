@@ -204,7 +204,7 @@ class MxGemm(AscendKernel):
     """
 
     source = "gemm_mx"
-    sources = (
+    sources: tuple[str, ...] = (
         "kernels/gemm_mx.asc",
         "kernels/gemm_mx.h",
         "kernels/gemm_cube.h",
