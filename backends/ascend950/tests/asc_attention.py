@@ -11,6 +11,7 @@ from deepinfer_ascend950.ops import cache, merge, mla
 from deepinfer.hal import Arg
 from deepinfer.ops.flash_mla.cache_cases import Shape as CacheShape
 from deepinfer.ops.flash_mla.decode_cases import Shape as DenseShape
+from deepinfer.ops.flash_mla.prefill_cases import Shape as RaggedShape
 from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
 from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
@@ -67,6 +68,22 @@ def _causal() -> Parts:
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
+def _per_head() -> Parts:
+    """Tiles of 64, 6 and 38 tokens: every second one leaves AIV1 without rows, and O is one piece."""
+    args = RaggedShape("per_head", ((70, 90), (38, 40)), h=3).make(_generator(8))
+    out, lse = torch.full((108, 3, 128), torch.nan).bfloat16(), torch.full((3, 108), torch.nan)
+    k, v = args["kv"], args["v"]
+    cut = mla.Rows(((0, k.stride(0) * 2, 384, 0), (0, v.stride(0) * 2, 256, 384)), 0, 0, 0, 0, 0, 0, 0, 640)
+    pool = mla.Pool(k, None, None, cut, 130, 130, 0, 0)
+    problem = mla.Problem(
+        args["q"].unsqueeze(0), (pool,), out.unsqueeze(0), lse.unsqueeze(0), mla.HEADS, args["softmax_scale"],
+        causal=True, cu_q=args["cu_q"], cu_k=args["cu_k"], values=v,
+    )  # fmt: skip
+    wanted = get_spec("flash_mla.prefill").reference(args)
+    right = lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-4)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
 def _written(name: str, dtype: torch.dtype) -> Parts:
     args = CacheShape(name, n=12, slots="wild", kind="wide", dtype=dtype).make_write(_generator(5))
     wanted: dict[str, Any] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
@@ -97,7 +114,7 @@ def _merged() -> Parts:
 def launches(source: str) -> list[Parts]:
     """Launches of one kernel file."""
     if source == "mla_attend":
-        return [_sparse(), _float_scales(), _causal()]
+        return [_sparse(), _float_scales(), _causal(), _per_head()]
     if source == "kv_cache":
         return [_written("v41_fp8", torch.bfloat16), _written("v32_fp8", torch.float32), _read()]
     return [_merged()]
