@@ -12,7 +12,7 @@ from deepinfer_ascend950.drivers.sim import SimDriver
 
 import deepinfer
 from deepinfer import fallback
-from deepinfer.errors import CommTimeout, DriverError, InvalidArgument
+from deepinfer.errors import CommTimeout, DriverError, InvalidArgument, UnsupportedError
 from deepinfer.ops.deep_ep import ExpertBuffer, LocalGroup
 from deepinfer.ops.deep_ep.cases import ep_cases
 from deepinfer.ops.deep_ep.local import Outcome
@@ -181,3 +181,10 @@ def test_two_buffers_and_many_steps_stay_apart() -> None:
     for rank, outcome in enumerate(found):
         assert outcome.error is None
         assert outcome.value == [64.0 * 2 * (rank + 1) * (rank % 3)] * 8
+
+
+def test_simulated_devices_reach_each_other_and_nothing_else() -> None:
+    here = deepinfer.device("ascend950/sim:0")
+    here.enable_peer(deepinfer.device("ascend950/sim:1"))
+    with pytest.raises(UnsupportedError, match="cpu"):
+        here.enable_peer(deepinfer.device("cpu"))

@@ -11,6 +11,7 @@ import weakref
 
 import torch
 
+from deepinfer.hal import Device
 from deepinfer.ops.deep_ep.local import LocalGroup
 from deepinfer.ops.deep_ep.transport import Deadline, timed_out
 
@@ -23,17 +24,21 @@ class Meeting:
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
         self.windows: list[torch.Tensor | None] = [None] * size
+        self.devices: list[Device | None] = [None] * size
         self.state = [OPEN] * size
 
-    def arrive(self, rank: int, window: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
-        """Everybody's windows, once all are there."""
+    def arrive(self, rank: int, device: Device, window: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
+        """Everybody's windows, once all are there and `device` reaches the devices they lie on."""
         with self.changed:
-            self.windows[rank] = window
+            self.windows[rank], self.devices[rank] = window, device
             self.changed.notify_all()
             self.changed.wait_for(lambda: None not in self.windows, deadline.remaining)
             missing = [peer for peer, found in enumerate(self.windows) if found is None]
             if missing:
                 raise timed_out("hello", rank, deadline, missing)
+            for other in self.devices:
+                if other is not None and other is not device:
+                    device.enable_peer(other)
             return [found for found in self.windows if found is not None]
 
     def leave(self, rank: int, state: str) -> None:

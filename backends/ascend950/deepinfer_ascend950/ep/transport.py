@@ -46,7 +46,7 @@ class PeerTransport(Transport):
         self._windows, self._meeting, self._epoch = Windows.of(geometry), meeting, 0
         self._own = device.empty((self._windows.nbytes,), torch.uint8).zero_()
         device.current_stream().synchronize()
-        self._all = meeting.arrive(geometry.rank, self._own, Deadline(timeout))
+        self._all = meeting.arrive(geometry.rank, device, self._own, Deadline(timeout))
         self._table = device.to_device(torch.tensor([window.data_ptr() for window in self._all]))
         self._code = device.executable(SOURCE)  # type: ignore[attr-defined]
         self._cores = min(device.props.compute_units or 1, layout.MAX_BLOCKS)
