@@ -32,7 +32,7 @@ def check(teacher: Callable[..., torch.Tensor], lengths: list[int], new: int) ->
     check_bfloat16("shipped", SHIPPED, teacher, lengths, new, None, **options)
     used = {name.removeprefix("fallback:") for name, n in device.statistics.items() if n != before.get(name, 0)}
     assert used, "nothing ran on the portable tier: the small ops have kernels now, look for them here"
-    assert {name for name in used if name.startswith(FAMILIES)} == ALLOWED
+    assert not {name for name in used if name.startswith(FAMILIES)}
 
 
 def test_a_few_tokens(teacher: Callable[..., torch.Tensor]) -> None:
