@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from mutants import mutants
+from gemm_mutants import mutation
 
 SCRIPT = Path(__file__).resolve().parents[4] / "bench" / "sentryward_gemm.py"
 COMMAND = shutil.which("sentryward")
@@ -36,10 +36,12 @@ def test_kernel_is_proven_free_of_races(ctas: int, tmp_path: Path) -> None:
     assert found["result"] == "race_free", found["diagnostics"]
 
 
-@pytest.mark.parametrize("name", ["drop wait 0", "drop commit 0", "drop arrive 0", "expect 16 bytes less 0"])
+@pytest.mark.parametrize("name", [
+    "wait passes at once 0", "drop tcgen05.commit 0", "drop mbarrier.arrive 1", "expect 16 bytes less 0",
+])
 def test_wrong_kernels_are_not_proven(name: str, tmp_path: Path) -> None:
     module = script()
-    text = next(mutant.text for mutant in mutants(module.ptx(1)) if mutant.name == name)
+    text = next(mutant.text for mutant in mutation.mutants(module.ptx(1)) if mutant.name == name)
     (tmp_path / "wrong.ptx").write_text(text)
     (tmp_path / "wrong.json").write_text(json.dumps(module.launch(1)))
     call = [COMMAND, str(tmp_path / "wrong.ptx"), "--input", str(tmp_path / "wrong.json"), "--timeout", "600"]
