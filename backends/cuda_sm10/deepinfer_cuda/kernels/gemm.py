@@ -92,11 +92,8 @@ class Sm90Gemm(CudaKernel):
             reasons.append(f"takes bf16 operands, got {a.dtype} and {b.dtype}")
         elif call["out_dtype"] not in (torch.bfloat16, torch.float32):
             reasons.append(f"writes bf16 or float32, got {call['out_dtype']}")
-        reasons += [*self.refuse(call), *range_reasons("a", a), *range_reasons("b", b)]
+        reasons += [*range_reasons("a", a), *range_reasons("b", b)]
         return Support(tuple(reasons))
-
-    def refuse(self, call: Call) -> list[str]:
-        return []
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         """(groups, rows of one) that the tile is chosen for."""
@@ -108,7 +105,8 @@ class Sm90Gemm(CudaKernel):
         tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles, by_tma=stored_by_tma(call))
         packings, workspace = pack(call)
         codes = load(device, tile.unit), load(device, pack_rows.UNIT) if workspace else None
-        return Plan(workspace, (PreparedLaunches(), codes, device, tile, packings))
+        lists, workspace = pack_lists(call, workspace)
+        return Plan(workspace, (PreparedLaunches(), codes, device, tile, packings, lists))
 
     def run(
         self,
@@ -128,9 +126,11 @@ class Sm90Gemm(CudaKernel):
         out: tuple[torch.Tensor, ...],
         workspace: torch.Tensor | None = None,
     ) -> Callable[[Stream], None]:
-        launches, codes, device, tile, packings = plan.state
-        if out[0].numel() == 0:
+        launches, codes, device, tile, packings, lists = plan.state
+        if out[0].numel() == 0 or args[3].shape[0] == 0:
             return _nothing
+        if lists is not None and workspace is not None:
+            args = with_dense_lists(args, self.tensors[2:], lists, workspace)
         tensors = [args[at] for at in self.tensors if args[at] is not None]
         tensors += out if workspace is None else (*out, workspace)
         launch: Callable[[Stream], None] = launches.get(
@@ -149,13 +149,6 @@ class Sm90GroupedGemm(Sm90Gemm):
 
     op = "deep_gmm.grouped_gemm"
     name = "sm90_grouped_gemm_bf16"
-
-    def refuse(self, call: Call) -> list[str]:
-        lists = [call[name] for name in ("counts", "starts") if name in call.args and call[name] is not None]
-        reasons = [f"counts and starts must be contiguous, got strides {m.stride}" for m in lists if not m.contiguous]
-        if len({meta.dtype for meta in lists}) > 1:
-            reasons.append("counts and starts must have the same dtype")
-        return reasons
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         groups = max(call["b"].shape[0], 1)
@@ -213,6 +206,29 @@ def pack(call: Call) -> tuple[tuple[Packing | None, Packing | None], int]:
     return (found[0], found[1]), end
 
 
+def pack_lists(call: Call, workspace: int) -> tuple[int | None, int]:
+    """Where counts and starts are laid side by side as int64, behind `workspace` bytes, None = used as they are; and the
+    bytes of workspace with them. The kernels read dense lists of one type."""
+    lists = [call.args[name] for name in ("counts", "starts") if call.args.get(name) is not None]
+    if all(meta.contiguous for meta in lists) and len({meta.dtype for meta in lists}) <= 1:
+        return None, workspace
+    start = ceil_div(workspace, pack_rows.ALIGNMENT) * pack_rows.ALIGNMENT
+    return start, start + sum(8 * meta.numel for meta in lists)
+
+
+def with_dense_lists(
+    args: tuple[Any, ...], positions: Sequence[int], offset: int, workspace: torch.Tensor
+) -> tuple[Any, ...]:
+    """`args` with the lists at `positions` copied to `offset` of the workspace."""
+    changed = list(args)
+    for at in positions:
+        if args[at] is not None:
+            dense = workspace[offset : offset + 8 * args[at].numel()].view(torch.int64)
+            changed[at] = dense.copy_(args[at])
+            offset += 8 * args[at].numel()
+    return tuple(changed)
+
+
 def prepare_packed(
     codes: tuple[Executable, Executable | None],
     device: Any,
@@ -223,7 +239,7 @@ def prepare_packed(
 ) -> Callable[[Stream], None]:
     """The product behind the copies of those operands that need one."""
     code, pack_code = codes
-    if workspace is None or pack_code is None:
+    if workspace is None or pack_code is None:  # a workspace without pack_code holds lists only
         return prepare(code, device, tile, product)
     launches, operands = [], []
     for source, packing in zip((product.a, product.b), packings, strict=True):

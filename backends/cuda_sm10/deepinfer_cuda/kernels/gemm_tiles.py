@@ -140,8 +140,8 @@ START, SUMS, SPLIT = 1500, 5400, 4000  # first copies and last stores; sums of 6
 
 
 def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
-    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slowest of matrix unit, copies of one
-    SM and copies of all, per K block of 64, plus start and epilogue."""
+    """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slowest of matrix unit, copies of
+    one SM and copies of all, per K block of 64, plus start and epilogue."""
     tiles, slots = groups * ceil_div(rows, tile.rows * tile.cluster) * ceil_div(cols, tile.cols), tile.slots(units)
     copies = min(tile.rows // tile.load_rows, ceil_div(rows, tile.load_rows))
     used = copies * tile.load_rows
