@@ -107,8 +107,7 @@ def test_padding_changes_neither_results_nor_other_rows_of_the_cache(model, leng
         padded.fill(table, sequences)
         wanted = model.logits(model.forward(plain, caches[0]))
         found = model.logits(model.forward(padded.step, caches[1]))[: len(sequences)]
-    assert found.argmax(-1).tolist() == wanted.argmax(-1).tolist()
-    assert (found - wanted).abs().max() <= 1e-4
+    assert torch.equal(found, wanted)  # the cpu's kernels are batch invariant
     written = {table.blocks[s.row, s.computed // PAGE] * PAGE + s.computed % PAGE for s in sequences}
     kept = torch.tensor([slot not in written for slot in range(BLOCKS * PAGE)])
     for before, one, two in zip(start, *caches, strict=True):
@@ -116,7 +115,7 @@ def test_padding_changes_neither_results_nor_other_rows_of_the_cache(model, leng
             rows = after.view(-1, after.shape[-1])
             assert torch.equal(rows[kept], before.view(-1, before.shape[-1])[kept])
             assert not torch.equal(rows[~kept], before.view(-1, before.shape[-1])[~kept])
-        assert torch.allclose(one, two, atol=1e-4)
+        assert torch.equal(one, two)
 
 
 def test_a_cleared_step_touches_nothing(model) -> None:
