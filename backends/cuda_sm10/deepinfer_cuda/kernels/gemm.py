@@ -207,8 +207,8 @@ def pack(call: Call) -> tuple[tuple[Packing | None, Packing | None], int]:
 
 
 def pack_lists(call: Call, workspace: int) -> tuple[int | None, int]:
-    """Where counts and starts are laid side by side as int64, behind `workspace` bytes, None = used as they are; and the
-    bytes of workspace with them. The kernels read dense lists of one type."""
+    """Where counts and starts are laid side by side as int64, behind `workspace` bytes, None = used as they are; and
+    the bytes of workspace with them. The kernels read dense lists of one type."""
     lists = [call.args[name] for name in ("counts", "starts") if call.args.get(name) is not None]
     if all(meta.contiguous for meta in lists) and len({meta.dtype for meta in lists}) <= 1:
         return None, workspace
