@@ -30,7 +30,7 @@ from deepinfer.hal.types import YES, Support
 from deepinfer.ops.flash_mla.codec import read_slots
 from deepinfer.ops.flash_mla.formats import Layout
 from deepinfer.ops.flash_mla.portable_dense import attend_blocks
-from deepinfer_cpu.product import LEAST, padding
+from deepinfer_cpu.product import LEAST, filled, padding
 
 SPAN = 1024  # keys whose logits exist together
 BLOCK = 128  # keys that one product sums over
@@ -98,10 +98,11 @@ def attend_block(
     q: torch.Tensor, block: torch.Tensor, hidden: Hidden, out: torch.Tensor, top: torch.Tensor, share: torch.Tensor
 ) -> None:
     """Rows q [r, d] over the keys of one span [n, d]; up to BLOCK keys take five calls."""
-    count, missing = q.shape[0], padding(q.shape[0])
-    if missing:
-        part = Rows(count + missing, out.shape[1])
-        attend_block(pad(q, (0, 0, 0, missing)), block, hidden, part.out, part.top, part.share)
+    count = q.shape[0]
+    if padding(count):
+        q = filled(q)
+        part = Rows(q.shape[0], out.shape[1])
+        attend_block(q, block, hidden, part.out, part.top, part.share)
         for given, made in ((out, part.out), (top, part.top), (share, part.share)):
             given.copy_(made[:count])
         return

@@ -45,14 +45,21 @@ def padding(rows: int) -> int:
     return -rows % row_tile()
 
 
+def filled(x: torch.Tensor) -> torch.Tensor:
+    """x [..., M, K] with copies of its own rows up to a multiple of the tile."""
+    rows = x.shape[-2]
+    missing = padding(rows)
+    if not missing:
+        return x
+    return torch.cat((x, x[..., :missing, :]) if missing <= rows else (x,) * row_tile(), -2)
+
+
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left [M, K] @ right [K, N]."""
     columns = right.shape[1]
     if 0 < columns < LEAST:
         return product(left, pad(right, (0, LEAST - columns)))[:, :columns].contiguous()
-    rows = left.shape[0]
-    missing = padding(rows)
-    return torch.mm(pad(left, (0, 0, 0, missing)), right)[:rows] if missing else torch.mm(left, right)
+    return torch.mm(filled(left), right)[: left.shape[0]]
 
 
 def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -60,8 +67,4 @@ def products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     columns = right.shape[2]
     if 0 < columns < LEAST:
         return products(left, pad(right, (0, LEAST - columns)))[:, :, :columns].contiguous()
-    rows = left.shape[1]
-    missing = padding(rows)
-    if missing:
-        return torch.bmm(pad(left, (0, 0, 0, missing)), right)[:, :rows].contiguous()
-    return torch.bmm(left, right)
+    return torch.bmm(filled(left), right)[:, : left.shape[1]].contiguous()

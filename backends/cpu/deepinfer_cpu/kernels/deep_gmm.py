@@ -40,7 +40,7 @@ class _Float32Product(Kernel):
     def supports(self, props: DeviceProps, call: Call) -> Support:
         return takes_layouts(call, "b")
 
-    def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor | None:
+    def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor:
         return matmul.pack(data, scale, recipe)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from deepinfer.hal.device import Stream
 from deepinfer.hal.types import DeviceProps, Support
@@ -17,7 +16,7 @@ from deepinfer.ops.flash_mla.segments import cut
 from deepinfer.registry import Call, Kernel, Plan
 from deepinfer_cpu import attention
 from deepinfer_cpu.attention import ROWS, Rows, aligned, attend, attend_block, attend_request, by_row
-from deepinfer_cpu.product import padding
+from deepinfer_cpu.product import filled
 
 Outputs = tuple[torch.Tensor | None, ...]
 
@@ -75,12 +74,12 @@ class CpuDecode(DenseKernel):
         layout = LAYOUTS[name]
         wide = torch.mul(q.float(), scale).contiguous()
         used = tokens * heads
-        room = used + padding(used)  # rows of a request, so that no product has to be padded by itself
+        whole = filled(wide.view(b, used, d))  # here, so that no product has to do it by itself
+        room = whole.shape[1]
         rows = Rows(b * room, d_v)
         limit = table.shape[1] * page if blocks else 0
         lengths = [min(max(n, 0), limit) for n in lens.tolist()]
         reach = -(-max(lengths, default=0) // page)
-        whole = pad(wide.view(b, used, d), (0, 0, 0, room - used)) if room > used else wide
         short = _short_requests(cache, layout, whole, rows, b) if tokens == 1 or not causal else None
         for r, (n, ids) in enumerate(zip(lengths, table[:, :reach].tolist(), strict=True)):
             ids = ids[: -(-n // page)]
