@@ -45,7 +45,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **SM100, f"{BEFORE} 0": SAME_WARP, f"{BEFORE} 1": NO_ROWS, f"{WARP_SYNC} 1": BEFORE_LOAD,
         f"{WARP_SYNC} 2": ALIGNED,
     },
-    "sm90_gemm_bf16_128x128x6_c1": {**SM90, f"{COMMIT_GROUP} 5": EMPTY_GROUP},
+    "sm90_gemm_bf16_128x128x6_c1": {**SM90, f"{COMMIT_GROUP} 3": EMPTY_GROUP},
     "sm90_gemm_bf16_128x256x4_c2": {**SM90},
     "sm90_gemm_bf16_128x128x4_c1_sums": SM90,
 }
