@@ -28,8 +28,8 @@ QUICK, LONG = 16, 820  # examples per op: 400 and 20,500 in all
 SMALL = 1 << 15  # elements of all tensors of a case together
 # Log-probabilities that must sum to one; spoiled ones do not, and float32 noise on -5e6 has no exact answer.
 DISTRIBUTIONS = {"sampling.verify_draft": ("target", "draft")}
-# Larger queries: a softmax amplifies the rounding of logits by their size, and where an infinite one makes all logits of
-# a row -inf although it has keys, both 0 and NaN are right.
+# Larger queries: a softmax amplifies the rounding of logits by their size, and where an infinite one makes all logits
+# of a row -inf although it has keys, both 0 and NaN are right.
 QUERY = 100.0
 SPARE = 2 << 30  # bytes
 TIMEOUT = 240.0  # seconds for the examples of one op in the quick tier; a hang ends the run with every stack printed
