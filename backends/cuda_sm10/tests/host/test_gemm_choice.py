@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from deepinfer_cuda import jit
-from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, pack, range_reasons, stored_by_tma, tma_reasons
+from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, pack, pack_lists, range_reasons, stored_by_tma, tma_reasons
 from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, choose
 from deepinfer_cuda.tensor_map import TileMap
 
@@ -66,6 +66,15 @@ def test_operands_that_tma_cannot_walk_are_packed(made: Any, packed: list[str], 
     assert workspace == nbytes
     for name in packed:
         assert any(reason in text for text in tma_reasons(name, asked[name]))
+
+
+@pytest.mark.parametrize(("counts", "starts", "found"), [
+    (torch.zeros(3).int(), None, (None, 10)), (torch.zeros(3).int(), torch.zeros(3).int(), (None, 10)),
+    (torch.zeros(6).int()[::2], None, (256, 256 + 24)), (torch.zeros(3).int(), torch.zeros(3).long(), (256, 256 + 48)),
+])
+def test_lists_become_dense_and_of_one_type(counts: torch.Tensor, starts: torch.Tensor | None, found: Any) -> None:
+    metas = {"counts": TensorMeta.of(counts), "starts": None if starts is None else TensorMeta.of(starts)}
+    assert pack_lists(Call("deep_gmm.grouped_gemm", metas, CPU), 10) == found
 
 
 def test_tile_choice_follows_the_shape() -> None:

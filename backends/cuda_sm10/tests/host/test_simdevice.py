@@ -72,3 +72,32 @@ def test_the_hopper_product_runs_with_its_tensor_maps() -> None:
     a, b = (torch.randint(-4, 5, shape, generator=generator).bfloat16() for shape in ((70, 128), (72, 128)))
     with deepinfer.use_backend(device), pin(device, "deep_gmm.gemm", "sm90_gemm_bf16"):
         assert torch.equal(deep_gmm.gemm(a, b), (a.float() @ b.float().t()).bfloat16()), "seed 5"
+
+
+@built
+@pytest.mark.parametrize("arch", ["sm90", "sm10"])
+def test_operands_and_lists_of_any_form_reach_the_kernels(arch: str) -> None:
+    """Odd addresses and row lengths, strided counts, counts and starts of two types: no call falls back."""
+    generator = torch.Generator().manual_seed(7)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-4, 5, shape, generator=generator).bfloat16()
+
+    a, b = integers(20, 34)[:, 1:], integers(3, 9, 33)
+    lists = [
+        (torch.tensor([5, 99, 0, 99, 9, 99])[::2], None), (torch.tensor([5, 2, 9]), torch.tensor([0, 5, 11]).int()),
+        (torch.tensor([5, 2, 9]).int(), torch.tensor([0, 99, 5, 99, 11, 99])[::2]),
+    ]
+    with deepinfer.use_backend(f"cuda_{arch}/sim"), deepinfer.fallback("error"):
+        for counts, starts in lists:
+            out = torch.full((20, 9), 7.0, dtype=torch.bfloat16)
+            want, row = out.clone(), 0
+            for g, count in enumerate(counts.tolist()):
+                first = row if starts is None else int(starts[g])
+                want[first : first + count] = (a[first : first + count].float() @ b[g].float().t()).bfloat16()
+                row += count
+            for _ in range(2):
+                deep_gmm.grouped_gemm(a, b, counts, starts=starts, out=out)
+                assert torch.equal(out, want), "seed 7"
+        none = deep_gmm.grouped_gemm(a, b[:0], torch.zeros(0, dtype=torch.int64))
+        assert none.shape == (20, 9)
