@@ -53,8 +53,8 @@ CHOICES: dict[str, list[Choice]] = {
         ({"quant.PackScales.rows_tile": rows, "quant.PackScales.k_tile": columns}, warps)
         for rows in (32, 64, 128) for columns in (32, 64) for warps in (1, 2, 4, 8)
     ],
-    "flash_mla.kv_cache_write": _grid(("flash_mla.TILE",), (2048, 4096, 8192), (2, 4, 8)),
-    "flash_mla.kv_cache_read": _grid(("flash_mla.TILE",), (2048, 4096, 8192), (2, 4, 8)),
+    "flash_mla.kv_cache_write": _grid(("flash_mla.TILE", "flash_mla.PLAIN_TILE"), (1024, 2048, 4096), (2, 4, 8)),
+    "flash_mla.kv_cache_read": _grid(("flash_mla.TILE", "flash_mla.PLAIN_TILE"), (1024, 2048, 4096), (2, 4, 8)),
     "flash_mla.merge_states": _grid(("flash_mla.MERGE_TILE",), (512, 1024, 2048, 4096), (2, 4, 8)),
     "rope.apply": _grid(("rope.TILE",), (2048, 4096, 8192), (2, 4, 8)),
     "sampling.apply_token_mask": _grid(("sampling.BLOCK",), (1024, 2048, 4096), (4, 8)),

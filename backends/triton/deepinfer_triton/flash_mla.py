@@ -26,7 +26,8 @@ from deepinfer_triton.kernel import (
 )
 
 ROW_LIMIT = 8192
-TILE = 4096  # values per program of the cache ops; twice that where two share a byte
+TILE = 2048  # coded values per program of the cache ops; twice that where two share a byte
+PLAIN_TILE = 4096  # values per program of plain rows
 MERGE_TILE = 2048  # values per program of merging, of each state
 SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
 
@@ -120,7 +121,7 @@ class KvCacheWrite(TritonKernel):
         }
         tensors = ("kv_cache", "rows", "slots")
         if not layout.quantised:
-            shape, step = _plain_tiling(rows.shape[1], TILE)
+            shape, step = _plain_tiling(rows.shape[1], PLAIN_TILE)
             grid = ceil_div(rows.shape[0], step)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
@@ -154,7 +155,7 @@ class KvCacheRead(TritonKernel):
         numbers = {"count": slots.shape[0], "slot_step": slots.stride[0], "width": width, **_place(cache, layout)}
         tensors = ("kv_cache", "slots", "rows")
         if not layout.quantised:
-            shape, step = _plain_tiling(width, TILE)
+            shape, step = _plain_tiling(width, PLAIN_TILE)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
         constants, step = _tiling(layout)

@@ -137,7 +137,7 @@ class PackScales(TritonKernel):
         fours = scale.aligned and column == 1 and not (batch % 4 or row % 4 or scale.shape[-1] % 4)
         constants = {"MT": mt, "KT": kt, "UE8M0": packs, "STEP": call["block_rows"], "FOURS": fours}
         # No more threads than results, or the transposition stores some of them twice.
-        warps = min(max(mt * kt // (4 if packs else 1) // 128, 1), 4)
+        warps = min(max(mt * kt // (4 if packs else 1) // 128, 1), 8)
         return (Program(self.op, count, ("scale", "rows", "packed"), numbers, constants, warps),)
 
 

@@ -63,8 +63,10 @@ def each_tile(value, TILES: tl.constexpr, ALIGN: tl.constexpr = 1):
     The compiler loses sight of divisibility here, and only where it sees it vectors are wide.
     """
     rows: tl.constexpr = value.shape[0]
-    made = tl.reshape(tl.broadcast_to(value[:, None], [rows, TILES]), [rows * TILES])
-    if ALIGN > 1:
+    made = value
+    if TILES > 1:
+        made = tl.reshape(tl.broadcast_to(value[:, None], [rows, TILES]), [rows * TILES])
+    if TILES > 1 and ALIGN > 1:
         made = tl.multiple_of(made, ALIGN)
     return made
 
