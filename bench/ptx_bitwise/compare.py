@@ -8,7 +8,8 @@ import numpy as np
 
 from ptx_bitwise.case import Case, output_key
 
-FORMATS = {"f32": (np.uint32, 8, 23), "f64": (np.uint64, 11, 52), "f16": (np.uint16, 5, 10), "bf16": (np.uint16, 8, 7)}
+FORMATS = {"f32": (np.uint32, 8, 23), "f64": (np.uint64, 11, 52), "f16": (np.uint16, 5, 10), "bf16": (np.uint16, 8, 7),
+           "f32h": (np.uint32, 11, 20)}  # fmt: skip
 LIMIT = 2  # ulp, of approximate functions
 
 Arrays = list[np.ndarray[Any, Any]]
@@ -24,6 +25,9 @@ def ordered(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
 
 def ulps(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any], kind: str) -> int:
     """Largest distance in representable values; NaN against a number, or infinity against a finite value, is 2^30."""
+    if kind == "f64h":  # upper words of doubles
+        got, want = ((x.view(np.uint64) >> np.uint64(32)).astype(np.uint32) for x in (got, want))
+        kind = "f32h"
     word, e, m = FORMATS[kind]
     a, b = got.view(word), want.view(word)
     top = word(((1 << e) - 1) << m)

@@ -62,7 +62,9 @@ def case(form: str, body: str, ins: list[str], out: str, family: str, declare: s
     data = values.operands(ins, form)
     rule = "bits"
     if ".approx" in form or ".full" in form:
-        rule = "ulp:" + (out[:-2] if out.endswith("x2") else out)
+        # rcp and rsqrt .approx.ftz.f64 give the upper word of a double
+        upper = "h" if form.endswith("approx.ftz.f64") else ""
+        rule = "ulp:" + (out[:-2] if out.endswith("x2") else out) + upper
     width = values.dtype(out) if values.bits(out) > 8 else values.dtype("u32")
     args = (
         *(

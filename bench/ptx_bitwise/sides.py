@@ -7,6 +7,7 @@ interface; only launches with clusters and tensor maps use each side's extension
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,13 +134,14 @@ class Simulated(Side):
     kind = "simulated"
 
     def __init__(self, library: str | None = None) -> None:
+        from unittest.mock import patch
+
         from deepinfer_cuda import simdevice
 
-        if library:
-            from pathlib import Path
-
-            simdevice.library = lambda package=None: Path(library)  # type: ignore[assignment]
-        super().__init__(simdevice.SimDriver())
+        found = Path(library) if library else simdevice.library()
+        with patch.object(simdevice, "library", lambda: found):
+            driver = simdevice.SimDriver()
+        super().__init__(driver)
 
     def launch(self, fn: int, case: Case, args: list[Arg]) -> None:
         self.driver.launch_clusters(fn, case.grid, case.block, case.cluster, case.smem, args, 0)

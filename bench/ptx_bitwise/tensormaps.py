@@ -12,7 +12,7 @@ from ptx_bitwise.case import POISON, Buffer, Case, Map
 from ptx_bitwise.regs import Kernel, words
 
 AREA = 16384
-START = Map(0, 1, (64, 40), (128,), (16, 12), 1)  # u16, swizzle 32B
+START = Map(0, 6, (64, 40), (128,), (16, 12), 1)  # f16, swizzle 32B
 # field -> (type of the new value, operands after the address, bytes of the resulting box)
 FIELDS = {
     "global_address": (".b64", ", %adr2", 384),
@@ -20,7 +20,7 @@ FIELDS = {
     "global_dim": (".b32", ", 0, 9", 384),
     "global_stride": (".b64", ", 0, %st", 384),
     "element_stride": (".b32", ", 1, 3", 128),
-    "elemtype": (".b32", ", 0x6", 384),
+    "elemtype": (".b32", ", 0x9", 384),
     "swizzle_mode": (".b32", ", 0x2", 384),
     "fill_mode": (".b32", ", 0x1", 384),
     "rank": (".b32", ", 0x0", 32),

@@ -22,7 +22,7 @@ import numpy as np
 
 from ptx_bitwise.catalogue import all_cases
 
-SILENCE = 25.0  # seconds after which a child that finished no case is taken to hang
+SILENCE = 60.0  # seconds after which a child that finished no case is taken to hang
 
 
 def pack(outputs: list[np.ndarray[Any, Any]]) -> list[list[Any]]:

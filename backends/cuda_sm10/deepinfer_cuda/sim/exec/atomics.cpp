@@ -105,6 +105,7 @@ void atomic(X& x, const Inst& in, u32 lanes) {
             std::memcpy(&old, q, at.size);
             u64 b = x.src(in.v2[i])[l], c = at.op == RedOp::cas ? x.src(in.v2[i + n])[l] : 0;
             u64 r = reduce_value(at.op, at.t, old, b, c, p.space == Space::global);
+            if (at.t == Ty::f64 && at.op == RedOp::add && p.space == Space::shared) r = to_bits(from_bits<double>(old) + from_bits<double>(b));  // a loop of cas there
             std::memcpy(q, &r, at.size);
             changed |= r != old;
             if (at.returns) x.dst(in.v[i])[l] = old;

@@ -17,7 +17,7 @@ enum class Fn : u8 { add, sub, mul, fma, div, rcp, sqrt, rsqrt, sin, cos, lg2, e
 
 struct FloatMode : Extra {
     Fn fn;
-    bool ftz = false, sat = false, relu = false;
+    bool ftz = false, sat = false, relu = false, approx = false;
     int rounding = FE_TONEAREST;
     Ty narrow = Ty::none;  // type of the narrow operands of mixed-precision forms
 };
@@ -69,9 +69,23 @@ T nan_of(T r, std::initializer_list<T> operands) {
     return r;
 }
 
+// rcp and rsqrt .approx.ftz.f64 read and write the upper words only (observed on an H200).
+template <class T>
+T upper_word(const FloatMode& m, T v) {
+    if constexpr (sizeof(T) == 8) {
+        u64 high = to_bits(v) >> 32 << 32;
+        double x = flush(from_bits<double>(high)), r = m.fn == Fn::rcp ? 1 / x : 1 / std::sqrt(x);
+        return std::isnan(r) ? from_bits<double>(0x7fffffff00000000) : flush(from_bits<double>(to_bits(r) >> 32 << 32));
+    }
+    return v;
+}
+
 // Division with .ftz flushes what is tiny before it is rounded (observed on an H200 for .rm and .rp).
 template <class T>
 T quotient(const FloatMode& m, T r, T a, T b) {
+    if (m.fn == Fn::div && m.approx && std::fabs(b) > 0x1p126 && std::isfinite(b)) {  // the reciprocal is flushed
+        return std::isfinite(a) ? std::copysign(T(0), std::signbit(a) != std::signbit(b) ? T(-1) : T(1)) : from_bits<T>(0x7fffffff);
+    }
     if (sizeof(T) == 4 && m.fn == Fn::div && m.ftz && std::fabs(double(a) / double(b)) < 0x1p-126) return std::copysign(T(0), r);
     return r;
 }
@@ -100,6 +114,7 @@ void float_op(X& x, const Inst& in, u32 lanes) {
     auto settle = [&](int l, T r) {
         if (sizeof(T) == 8 && std::isnan(r)) {
             T va = from_bits<T>(a[l]), vb = from_bits<T>(b[l]), vc = from_bits<T>(c[l]);
+            if (m.fn == Fn::div) std::swap(va, vb);  // of two NaN, the dividend
             r = in.s[3] == kNoSlot ? nan_of<T>(r, {va, vb}) : nan_of<T>(r, {va, vc, vb});
         }
         d[l] = to_bits(r);
@@ -107,6 +122,10 @@ void float_op(X& x, const Inst& in, u32 lanes) {
     if (m.rounding != FE_TONEAREST) {
         RoundingScope scope(m.rounding);
         each(lanes, [&](int l) { settle(l, guarded<T>(m, from_bits<T>(a[l]), from_bits<T>(b[l]), from_bits<T>(c[l]))); });
+        return;
+    }
+    if (sizeof(T) == 8 && m.approx && m.ftz) {
+        each(lanes, [&](int l) { d[l] = to_bits(upper_word<T>(m, from_bits<T>(a[l]))); });
         return;
     }
     each(lanes, [&](int l) {
@@ -153,7 +172,7 @@ void decode_float(Dec& d, Fn fn, int operands, bool default_round = true) {
     auto m = std::make_shared<FloatMode>();
     m->fn = fn;
     m->ftz = d.opt("ftz");
-    bool approx = d.opt("approx"), full = d.opt("full");
+    bool approx = m->approx = d.opt("approx"), full = d.opt("full");
     std::string r = d.one_of({"rn", "rz", "rm", "rp"});
     if (!default_round && !approx && !full && r.empty()) d.fail("needs .approx, .full or a rounding");
     m->rounding = r == "rz" ? FE_TOWARDZERO : r == "rm" ? FE_DOWNWARD : r == "rp" ? FE_UPWARD : FE_TONEAREST;

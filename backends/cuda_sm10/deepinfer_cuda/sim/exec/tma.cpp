@@ -4,10 +4,13 @@
 // With a swizzle every row takes a whole span of it (32, 64 or 128 bytes) in shared memory, whatever the box's width, and the
 // innermost coordinate must lie on 16 bytes: both observed on an H200, the latter as an illegal-instruction fault.
 // complete_tx counts the whole box, out-of-bounds elements included.
+#include <bit>
+
 #include "core/windows.h"
 #include "exec/bulk.h"
 #include "exec/families.h"
 #include "exec/ops.h"
+#include "isa/formats.h"
 #include "tensor/tensor_map.h"
 
 namespace ptxsim {
@@ -94,6 +97,18 @@ struct TmaOp : BulkOp {
         for (u32 i = 0; i + 2 <= n; i += 2) p[i] = 0xf7, p[i + 1] = 0x7f;  // 0x7ff7 in every half-word
     }
 
+    // Loads of the tf32 types round each element to nearest even; no type flushes subnormals (both as an H200 does).
+    void convert(u8* p, u32 n) const {
+        bool round = map.type() == MapType::tf32 || map.type() == MapType::tf32_ftz;
+        if (!round) return;
+        for (u32 i = 0; i < n; i += 4) {
+            float v;
+            std::memcpy(&v, p + i, 4);
+            u32 bits = std::isnan(v) ? u32(to_bits(v)) : encode_float(v, kTF32, Round::rn) << 13;
+            std::memcpy(p + i, &bits, 4);
+        }
+    }
+
     // The gaps of the padded types are not counted: known-good kernels expect the packed size.
     u32 transaction_bytes(u32 n) const override { return padded() ? n / 16 * map.inner_global(16) : n; }
 
@@ -117,7 +132,7 @@ struct TmaOp : BulkOp {
             const u8* s = global_bytes(*grid, *inst, r.global, n, false, who());
             if (!padded()) {
                 std::memcpy(data.data() + r.shared, s, n);
-                return;
+                return convert(data.data() + r.shared, n);
             }
             u32 chunk = map.inner_global(16);  // 16 elements, then a gap up to 16 bytes
             for (u32 g = 0; g * 16 < r.count; ++g) std::memcpy(data.data() + r.shared + g * 16, s + g * chunk, chunk);
@@ -262,6 +277,27 @@ void replace(X& x, const Inst& in, u32 lanes) {
     });
     ++x.m.progress;
 }
+// tensormap.cp_fenceproxy: one copy of 128 bytes from shared to global memory by the warp, released like a fence.
+void fenceproxy_copy(X& x, const Inst& in, u32 lanes) {
+    int l = std::countr_zero(lanes);
+    Place to = resolve(x, in, l, Space::global, x.src(in.s[1])[l] + u64(in.k[0]), 128, true, 128);
+    Place from = resolve(x, in, l, Space::shared, x.src(in.s[2])[l] + u64(in.k[1]), 128, false, 128);
+    touch(x, in, l, from, 128, Use::read);
+    touch(x, in, l, to, 128, Use::write);
+    std::memcpy(to.p, from.p, 128);
+    if (x.g.check.on) x.w.fence_release = warp_release(x.w);
+    ++x.m.progress;
+}
+
+void decode_fenceproxy_copy(Dec& d) {
+    d.need({"global"}), d.need({"shared::cta"}), d.need({"tensormap::generic"});
+    d.need({"release"}), d.need({"cta", "cluster", "gpu", "sys"});
+    d.need({"sync"}), d.need({"aligned"});
+    if (d.imm(2) != 128) d.fail("copies 128 bytes");
+    d.in.aligned = true;
+    d.in.s[1] = d.base(d.arg(0), d.in.k[0]), d.in.s[2] = d.base(d.arg(1), d.in.k[1]);
+    d.in.fn = fenceproxy_copy;
+}
 }  // namespace
 
 void decode_tma(Dec& d, bool reduce) {  // after cp{.reduce}.async.bulk
@@ -315,7 +351,7 @@ void decode_cp(Dec& d) {
 }
 
 void decode_tensormap(Dec& d) {
-    if (d.opt("cp_fenceproxy")) d.fail("tensormap.cp_fenceproxy is not modelled");
+    if (d.opt("cp_fenceproxy")) return decode_fenceproxy_copy(d);
     d.need({"replace"}), d.need({"tile"});
     static const std::map<std::string, int> fields = {{"global_address", 0}, {"rank", 1}, {"box_dim", 2}, {"global_dim", 3}, {"global_stride", 4},
                                                       {"element_stride", 5}, {"elemtype", 6}, {"interleave_layout", 7}, {"swizzle_mode", 8}, {"fill_mode", 9}};

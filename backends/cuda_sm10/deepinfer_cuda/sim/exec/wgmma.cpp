@@ -70,7 +70,7 @@ struct WgmmaOp : AsyncOp {
         std::vector<i32> ia, ib;
         if (integer) ia.resize(fa.size()), ib.resize(fb.size());
         auto put = [&](Ty t, u32 raw, float neg, size_t at, std::vector<double>& f, std::vector<i32>& i) {
-            if (integer) i[at] = is_signed(t) ? i32(i8(raw)) : i32(raw);
+            if (integer) i[at] = is_signed(t) ? i32(i8(raw)) : i32(raw & 0xff);
             else f[at] = double(neg) * element_value(t, raw);
         };
         for (u32 r = 0; r < 16; ++r)
@@ -118,12 +118,19 @@ struct WgmmaOp : AsyncOp {
             }
     }
 
+    void common_bits(const i32* ia, const i32* ib, i64* acc) const {
+        for (u32 r = 0; r < 16; ++r)
+            for (u32 c = 0; c < w->n; ++c)
+                for (u32 k = 0; k < w->k; ++k) acc[size_t(r) * w->n + c] += std::popcount(u32(ia[r * w->k + k] & ib[c * w->k + k]));
+    }
+
     void finish_int(const std::vector<i32>& ia, const std::vector<i32>& ib) {
         std::vector<i64> acc(size_t(16) * w->n);
         if (accumulate)
             for (u32 r = 0; r < 16; ++r)
                 for (u32 c = 0; c < w->n; ++c) acc[size_t(r) * w->n + c] = i32(d_register(r, c, false));
-        matmul_i32(ia.data(), ib.data(), acc.data(), 16, w->n, w->k);
+        if (w->a == Ty::b1) common_bits(ia.data(), ib.data(), acc.data());
+        else matmul_i32(ia.data(), ib.data(), acc.data(), 16, w->n, w->k);
         for (u32 r = 0; r < 16; ++r)
             for (u32 c = 0; c < w->n; ++c) {
                 i64 v = acc[size_t(r) * w->n + c];
@@ -203,8 +210,12 @@ void decode_wgmma(Dec& d) {
     if (std::sscanf(shape.c_str(), "%un%uk%u", &m, &w->n, &w->k) != 3 || m != 64 || w->n % 8 || !w->n || w->n > 256) d.fail("shape m" + shape + " is not a wgmma shape");
     w->sat = d.opt("satfinite");
     w->d = d.need_type(), w->a = d.need_type(), w->b = d.need_type();
-    u32 want_k = 32 / stored_bytes(w->a);
-    if (w->k != want_k || w->a == Ty::b1) d.fail("type and k do not match a dense wgmma");
+    if (w->a == Ty::b1) {
+        d.need({"and"}), d.need({"popc"});
+        if (w->k != 256) d.fail("k must be 256 for .b1");
+        w->k = 32;  // bytes: the layout of 8-bit operands
+    }
+    if (w->k != 32 / stored_bytes(w->a)) d.fail("type and k do not match a dense wgmma");
     d.in.v = d.dsts(d.arg(0));
     size_t need = w->d == Ty::f16 ? w->n / 4 : w->n / 2;
     if (d.in.v.size() != need) d.fail("needs " + std::to_string(need) + " accumulator registers");
