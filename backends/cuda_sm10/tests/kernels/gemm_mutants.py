@@ -70,11 +70,14 @@ class Subject:
 
 def _problems(tile: Tile, parts: int = 1) -> list[tuple[int, Problem]]:
     cols, depth = tile.cols + 8, 64 * tile.stages * parts + 72
+    # one tile whose K blocks end at each stage in turn: what a CTA waits for before it leaves depends on that
+    ends = [(parts, Problem(100, 136, 64 * blocks)) for blocks in (1, 2, 3)] if tile.cluster > 1 else []
     return [
         (parts, Problem(300, cols, depth)),
         (parts, Problem(300, cols, 136, counts=[70, 0, 129])),
         (parts, Problem(290, 136, 72, counts=[1, 257, 30], starts=[3, 5, 262])),
         (parts, Problem(130, cols, 0)),
+        *ends,
     ]
 
 
