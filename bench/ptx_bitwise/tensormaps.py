@@ -20,7 +20,7 @@ FIELDS = {
     "global_dim": (".b32", ", 0, 9", 384),
     "global_stride": (".b64", ", 0, %st", 384),
     "element_stride": (".b32", ", 1, 3", 128),
-    "elemtype": (".b32", ", 0x9", 384),
+    "elemtype": (".b32", ", 0xa", 384),
     "swizzle_mode": (".b32", ", 0x2", 384),
     "fill_mode": (".b32", ", 0x1", 384),
     "rank": (".b32", ", 0x0", 32),

@@ -19,7 +19,9 @@ from ptx_bitwise.catalogue import all_cases
 from ptx_bitwise.sides import Side, open_side
 
 # The hardware's tables for these are not reproduced within 2 ulp where results come near zero; four kernels use them.
-COARSE = ("approx/sin.", "approx/cos.", "approx/lg2.", "approx/tanh.approx.f32", "kernel/moe.route", "kernel/moe.swiglu")
+COARSE = (
+    "approx/sin.", "approx/cos.", "approx/lg2.", "approx/tanh.approx.f32", "kernel/moe.route", "kernel/moe.swiglu",
+)
 FAMILIES = sorted({c.family for c in all_cases().values()} - {"survey"})
 
 

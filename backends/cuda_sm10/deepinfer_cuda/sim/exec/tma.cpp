@@ -268,7 +268,7 @@ void replace(X& x, const Inst& in, u32 lanes) {
             case 3: m.dims[i] = u32(v); break;
             case 4: m.strides[i] = v; break;
             case 5: m.element_stride[i] = u8(v); break;
-            case 6: m.dtype = u8(v); break;
+            case 6: m.dtype = v == 8 ? 10 : v == 9 ? 8 : v == 10 ? 9 : u8(v); break;  // PTX counts f32.ftz, f64, bf16 from 8; cuda.h f64, bf16, f32.ftz
             case 7: m.interleave = u8(v); break;
             case 8: m.swizzle = u8(v); break;
             case 9: m.oob = u8(v); break;
