@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ascend_products import BANDWIDTH, DEVICE, Slice, launch
+from ascend_products import BANDWIDTH, Slice, launch
 from deepinfer_ascend950.model_clock import CLOCK_HZ, CORES, CUBE_RATE
 from deepinfer_ascend950.ops import cache as cache_ops
 from deepinfer_ascend950.ops import merge, mla
@@ -168,8 +168,8 @@ def dense_rows() -> Iterator[rows.Row]:
 def merged(n: int, parts: int) -> Slice:
     """Rows of one head and token."""
     outs, lses = torch.randn(parts, 1, n, 1, 512), torch.randn(parts, 1, 1, n)
-    args = merge.merge_arguments(outs, lses, None, torch.empty(1, n, 1, 512).bfloat16(), torch.empty(1, 1, n))
-    return launch("merge_states", "merge_states", args)
+    out, lse = torch.empty(1, n, 1, 512).bfloat16(), torch.empty(1, 1, n)  # named: arguments hold addresses only
+    return launch("merge_states", "merge_states", merge.merge_arguments(outs, lses, None, out, lse))
 
 
 @cache
