@@ -44,7 +44,10 @@ def one(options: argparse.Namespace) -> int:
 def spawn(options: argparse.Namespace, arguments: list[str], report: Path) -> tuple[dict[str, Any] | None, str]:
     command = [sys.executable, "-X", "faulthandler", __file__, "--backend", options.backend, "--report", str(report)]
     command += [*arguments, "--full"] if options.full else arguments
-    done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return None, f"stopped after {options.timeout:g} s"
     text = done.stdout[-6000:]
     if not report.exists():
         text += f"exit status {done.returncode}\n{done.stderr[-2000:]}"

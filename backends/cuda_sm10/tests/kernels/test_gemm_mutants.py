@@ -47,7 +47,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
     },
     "sm90_gemm_bf16_128x128x6_c1": {**SM90, f"{COMMIT_GROUP} 3": EMPTY_GROUP},
     "sm90_gemm_bf16_128x256x4_c2": {
-        **SM90, "drop cluster barrier 1": LAST_WAITS,
+        **SM90, "drop cluster barrier 1": LAST_WAITS, "drop barrier.cluster 3": LAST_WAITS,
         **{f"wait passes at once {site}": LAST_WAITS for site in range(3, 7)},
         **{f"{COMMIT_GROUP} {site}": EMPTY_GROUP for site in (3, 5, 7)},
     },
