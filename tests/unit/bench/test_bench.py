@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import timeit
 from collections.abc import Callable
 from pathlib import Path
@@ -240,7 +239,7 @@ def test_shipped_ceilings_and_baselines_are_readable() -> None:
 
 
 def test_resolve_hit_costs_little_more_than_reading_the_metadata() -> None:
-    """Exact figures are bench/dispatch_overhead.py's; a ratio measured side by side also holds on a busy machine."""
+    """Exact figures are bench/dispatch_overhead.py's; a ratio of best times also holds on a busy machine."""
     device = open_device("cpu")
     op = Op(get_spec("norm.rms_norm"))
     args = (torch.randn(4, 64), torch.randn(64), 1e-6)
@@ -249,8 +248,7 @@ def test_resolve_hit_costs_little_more_than_reading_the_metadata() -> None:
     def metadata() -> int:
         return hash(tuple((a.shape, a.dtype, a.stride(), a.device, a.data_ptr()) for a in args[:2]))
 
-    ratios = []
-    for _ in range(15):
-        hit = timeit.timeit(lambda: op.resolve(device, args), number=500)
-        ratios.append(hit / timeit.timeit(metadata, number=500))
-    assert statistics.median(ratios) < 2.5
+    def best(function: Callable[[], object]) -> float:
+        return min(timeit.repeat(function, number=200, repeat=30))
+
+    assert best(lambda: op.resolve(device, args)) < 2.5 * best(metadata)
