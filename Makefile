@@ -36,7 +36,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q -n $(JOBS) -m "not long"
-	$(BIN)/deepinfer conformance cpu --quick
+	$(BIN)/deepinfer conformance cpu --quick --jobs $(JOBS)
 
 test-long: setup
 	$(BIN)/python -m pytest -q -n $(JOBS)
