@@ -61,6 +61,8 @@ class Subject:
                     simrun.run(self.arch, tile, problem, units=tile.ctas, module=module)
         except (DeepInferError, AssertionError) as error:
             return f"{type(error).__name__}: {error}"
+        finally:  # the simulator is the process's, and the next test may be anybody's
+            simrun.configure(self.arch)
         return None
 
     def reached(self, mutant: Mutant) -> bool:

@@ -65,7 +65,8 @@ def configure(arch: str, schedule: str = "eager", seed: int = 0, **options: Any)
     """
     control: Any = device(arch)._sim._extension_table("sim.control", _Control)
     spurious = "on" if schedule == "random" else "off"
-    defaults = {"checker": "on", "findings": "fail", "spurious_waits": spurious, "stall_instructions": 20_000_000}
+    defaults = {"checker": "on", "findings": "fail", "spurious_waits": spurious, "stall_instructions": 20_000_000,
+                "strict": "off", "drift": "off"}
     for key, value in {**defaults, **options, "schedule": schedule, "seed": seed}.items():
         assert control.set(key.encode(), str(value).encode()) == 0, (key, value)
     control.clear()
