@@ -193,38 +193,20 @@ def bulk() -> Iterator[Case]:
     for op, kinds in REDUCTIONS.items():
         for kind in kinds:
             plain = kind.split(".")[0]
-            dtype = "." + plain
             noftz = ".noftz" if "noftz" in kind else ""
-            left, right = (v.view(np.uint8)[:SIZE] for v in values.operands([plain, plain], op + kind, SIZE // 2))
-            form = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{op}{noftz}{dtype}"
-            body = f"""setp.eq.u32 %one, %me, 0; ld.param.u64 %adr, [x0]; @%one {form} [%adr], [%smem], {SIZE};
-@%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group 0;"""
-            yield Kernel(
-                form,
-                form,
-                body,
-                image=left,
-                extra=(Buffer(right.copy(), True),),
-                declare=DECLARE,
-                family="copy",
-                smem=SIZE + 64,
-            ).case()
-    left, right = (v.view(np.uint8)[:SIZE] for v in values.operands(["f32", "f32"], "bulk f32", SIZE // 2))
+            yield _bulk_reduction(f"{op}{noftz}.{plain}", plain, op + kind)
     for plain in ("f32", "f64"):
-        left, right = (v.view(np.uint8)[:SIZE] for v in values.operands([plain, plain], "bulk" + plain, SIZE // 2))
-        form = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.{plain}"
-        body = f"""setp.eq.u32 %one, %me, 0; ld.param.u64 %adr, [x0]; @%one {form} [%adr], [%smem], {SIZE};
+        yield _bulk_reduction(f"add.{plain}", plain, "bulk" + plain)
+
+
+def _bulk_reduction(operation: str, plain: str, seed: str) -> Case:
+    """`operation` of SIZE bytes of shared memory onto global memory."""
+    left, right = (v.view(np.uint8)[:SIZE] for v in values.operands([plain, plain], seed, SIZE // 2))
+    form = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}"
+    body = f"""setp.eq.u32 %one, %me, 0; ld.param.u64 %adr, [x0]; @%one {form} [%adr], [%smem], {SIZE};
 @%one cp.async.bulk.commit_group; @%one cp.async.bulk.wait_group 0;"""
-        yield Kernel(
-            form,
-            form,
-            body,
-            image=left,
-            extra=(Buffer(right.copy(), True),),
-            declare=DECLARE,
-            family="copy",
-            smem=SIZE + 64,
-        ).case()
+    extra = (Buffer(right.copy(), True),)
+    return Kernel(form, form, body, image=left, extra=extra, declare=DECLARE, family="copy", smem=SIZE + 64).case()
 
 
 def cases() -> Iterator[Case]:

@@ -7,6 +7,7 @@ interface; only launches with clusters and tensor maps use each side's extension
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from deepinfer.hal import Arg, CopyKind, Image, Span
 from ptx_bitwise.case import Buffer, Case, Map, Pointer, Struct
 
 
-class Side:
+class Side(ABC):
     """Common part; `kind` is the evidence's driver_kind."""
 
     kind = ""
@@ -76,11 +77,13 @@ class Side:
                 found.append(Arg(arg))
         return found
 
+    @abstractmethod
     def launch(self, fn: int, case: Case, args: list[Arg]) -> None:
-        raise NotImplementedError
+        """Starts `case` with `args`."""
 
+    @abstractmethod
     def encode(self, tile: Map, address: int) -> bytes:
-        raise NotImplementedError
+        """The tensor map of `tile` over memory at `address`."""
 
 
 class Hardware(Side):

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepinfer.hal import Backend, Cap, Device, DeviceProps, DriverKind, Event, Graph, Probe, Stream
-from deepinfer.hal.host import HostEvent, HostStream
+from deepinfer.hal import Backend, Cap, Device, DeviceProps, DriverKind, Graph, Probe
+from deepinfer.hal.host import HostStream
+from deepinfer.hal.null import NullDevice
 from deepinfer.registry import Kernel
 
 Note = tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]
@@ -79,30 +80,15 @@ def _outputs(result: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     return [t for t in _tensors(result) if t.untyped_storage().data_ptr() not in given]
 
 
-class RecordingDevice(Device):
+class RecordingDevice(NullDevice):
     """Host memory, no streams of its own, graphs."""
 
     def __init__(self, index: int, flaws: frozenset[str]) -> None:
         caps = frozenset({Cap.BF16} if "no graphs" in flaws else {Cap.BF16, Cap.GRAPHS})
         props = DeviceProps("recording device", "recording", DriverKind.HOST, caps=caps)
-        super().__init__("recording", "", index, props, torch.device("cpu"))
+        Device.__init__(self, "recording", "", index, props, torch.device("cpu"))
         self.flaws, self.replays, self._stream = flaws, 0, HostStream()
         self.shared: list[bool] = []
-
-    def memory_info(self) -> tuple[int, int]:
-        return 0, 0
-
-    def current_stream(self) -> Stream:
-        return self._stream
-
-    def new_stream(self) -> Stream:
-        return HostStream()
-
-    def new_event(self) -> Event:
-        return HostEvent()
-
-    def synchronize(self) -> None:
-        return None
 
     def graph(self, share: Graph | None = None) -> Graph:
         self.shared.append(share is not None)
