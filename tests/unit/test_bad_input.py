@@ -28,8 +28,8 @@ QUICK, LONG = 16, 820  # examples per op: 464 and 23,780 in all
 SMALL = 1 << 15  # elements of all tensors of a case together
 # Log-probabilities that must sum to one; spoiled ones do not, and float32 noise on -5e6 has no exact answer.
 DISTRIBUTIONS = {"sampling.verify_draft": ("target", "draft")}
-# Larger queries: a softmax amplifies the rounding of logits by their size, and where an infinite one makes all logits
-# of a row -inf although it has keys, both 0 and NaN are right.
+# Larger float32 queries: a softmax amplifies the rounding of logits by their size. And where an infinite query of any
+# dtype makes all logits of a row -inf although it has keys, both 0 and NaN are right.
 QUERY = 100.0
 SPARE = 2 << 30  # bytes
 TIMEOUT = 240.0  # seconds for the examples of one op in the quick tier; a hang ends the run with every stack printed
@@ -167,8 +167,10 @@ def _outside_contract(ex: Example, args: dict[str, Any]) -> bool:
     if set(ex.names) & set(DISTRIBUTIONS.get(ex.spec.name, ())):
         return True
     q = args.get("q")
-    if "q" in ex.names and isinstance(q, torch.Tensor) and q.is_floating_point() and bool((q.abs() > QUERY).any()):
-        return True
+    if "q" in ex.names and isinstance(q, torch.Tensor) and q.is_floating_point():
+        limit = QUERY if q.dtype is torch.float32 else torch.finfo(q.dtype).max
+        if bool((q.abs() > limit).any()):
+            return True
     if not any(isinstance(args[n], torch.Tensor) and args[n].is_floating_point() for n in ex.names if n in args):
         return False
     try:
