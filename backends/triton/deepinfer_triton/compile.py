@@ -2,6 +2,9 @@
 
 Compiling needs no GPU. The image is one JSON line (entry name, threads, shared bytes) followed by the cubin, or by the
 PTX for simulators; it is cached by `deepinfer.jit` under the hash of the function with everything it calls.
+
+Triton's stages are run one by one instead of through `triton.compile`, which always ends in ptxas (half of the time)
+and keeps a second cache on disk. The stages are internal to Triton, hence its pinned version.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from deepinfer.errors import invalid
 from deepinfer.jit import Build, CompileError
 
 ARCHITECTURES = {"sm_90": 90, "sm_100": 100, "sm_103": 103}
+FORMATS = ("ptx", "cubin")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class TritonBuild:
         """The cache's view of this specialisation."""
         if arch not in ARCHITECTURES:
             raise invalid("arch", arch, f"must be one of {tuple(ARCHITECTURES)}", nearest="'sm_90'")
+        if fmt not in FORMATS:
+            raise invalid("fmt", fmt, f"must be one of {FORMATS}", nearest="'ptx'")
         text = repr((self.function.cache_key, self.signature, self.constants, sorted(self.divisible)))
         flags = (f"warps={self.warps}", f"stages={self.stages}", f"fuse={int(self.fuse)}")
         return Build(f"triton_{self.name}", text, {}, flags, arch, fmt)
@@ -62,29 +68,50 @@ class TritonCompiler:
         return _identity()
 
     def compile(self, build: Build) -> tuple[bytes, str]:
-        import triton
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource
-
         what = self.build
         names = list(what.function.arg_names)
         types = {**dict(what.signature), **dict.fromkeys(dict(what.constants), "constexpr")}
         if set(types) != set(names):
             raise invalid(f"signature of {what.name}", sorted(types), f"must name exactly the arguments {names}")
-        source = ASTSource(
-            fn=what.function,
-            signature={name: types[name] for name in names},
-            constexprs={(names.index(name),): value for name, value in what.constants},
-            attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(what.divisible)},
-        )
-        options = {"num_warps": what.warps, "num_stages": what.stages, "enable_fp_fusion": what.fuse}
         try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURES[build.arch], 32), options=options)
+            code, metadata = _lower(what, types, ARCHITECTURES[build.arch], build.fmt)
         except Exception as error:  # Triton raises many kinds; all mean that this source does not compile
-            raise CompileError(what.name, f"triton.compile for {build.arch}", str(error)) from error
-        header = {"entry": compiled.metadata.name, "threads": 32 * what.warps, "shared": compiled.metadata.shared}
-        code = compiled.asm[build.fmt]
+            raise CompileError(what.name, f"Triton for {build.arch}", str(error)) from error
+        header = {"entry": metadata["name"], "threads": 32 * what.warps, "shared": metadata["shared"]}
         return pack(header, code if isinstance(code, bytes) else code.encode()), ""
+
+
+def _lower(what: TritonBuild, types: dict[str, str], capability: int, fmt: str) -> tuple[str | bytes, dict[str, Any]]:
+    """Code in format `fmt` ("ptx", "cubin") and what Triton says of it; later stages do not run."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    names = list(what.function.arg_names)
+    source = ASTSource(
+        fn=what.function,
+        signature={name: types[name] for name in names},
+        constexprs={(names.index(name),): value for name, value in what.constants},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in sorted(what.divisible)},
+    )
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    options = backend.parse_options(
+        {"num_warps": what.warps, "num_stages": what.stages, "enable_fp_fusion": what.fuse}
+    )
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    generators = backend.get_codegen_implementation(options)
+    code = source.make_ir(target, options, generators, backend.get_module_map(), context)
+    metadata: dict[str, Any] = {"target": target, **options.__dict__}
+    for name, stage in stages.items():
+        code = stage(code, metadata)
+        if name == fmt:
+            break
+    return code, metadata
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from deepinfer_triton.kernel import GRID_LIMIT, Program, TritonKernel, specialis
 
 from deepinfer.errors import InvalidArgument
 from deepinfer.hal import Arg, DeviceProps, DriverKind
+from deepinfer.jit import CompileError
 from deepinfer.registry import Call, Case, get_spec
 from deepinfer.registry.dispatch import make_call
 
@@ -131,3 +132,20 @@ def test_a_signature_must_name_every_argument() -> None:
     build = specialise(call_of(case)[0], program)
     with pytest.raises(InvalidArgument, match="signature of rms_norm"):
         TritonCompiler(build).compile(build.as_build("sm_90", "ptx"))
+
+
+def test_ptx_is_made_without_the_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    def assemble(*args: object) -> bytes:
+        raise RuntimeError("the assembler ran")
+
+    monkeypatch.setattr(CUDABackend, "make_cubin", assemble)
+    kernel = KERNELS[IDS.index("triton_rms_norm")]
+    call = call_of(quick_cases(kernel)[0])[0]
+    build = specialise(call, kernel.programs(call)[0])
+    assert b".entry" in TritonCompiler(build).compile(build.as_build("sm_90", "ptx"))[0]
+    with pytest.raises(CompileError, match="the assembler ran"):
+        TritonCompiler(build).compile(build.as_build("sm_90", "cubin"))
+    with pytest.raises(InvalidArgument, match="fmt"):
+        build.as_build("sm_90", "elf")
