@@ -16,7 +16,7 @@ from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
 from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
-NUMBERS = {"mla_attend": range(30, 48), "kv_cache": range(70, 76), "merge_states": range(80, 84)}
+NUMBERS = {"mla_attend": range(30, 56), "kv_cache": range(70, 76), "merge_states": range(80, 84)}
 # (entry, grid, arguments, judgement, what the arguments point at)
 Parts = tuple[str, int, list[Arg], Callable[[], bool], tuple[object, ...]]
 
@@ -47,15 +47,37 @@ def _sparse() -> Parts:
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
+def _same_odd(got: torch.Tensor, wanted: torch.Tensor, limit: float) -> bool:
+    """`_close`, with NaN and infinities at the places of the wanted ones."""
+    got, odd = got.double(), ~torch.isfinite(wanted)
+    return torch.equal(got[odd].nan_to_num(nan=7.0), wanted[odd].nan_to_num(nan=7.0)) and _close(
+        got.masked_fill(odd, 0.0), wanted.masked_fill(odd, 0.0), limit
+    )
+
+
 def _float_scales() -> Parts:
-    """One key, so out is its value: to float32, whose low half is what rounding to bf16 left."""
+    """One key, so out is its codes times scales that were rounded to bf16 once, and nothing else."""
     args = DecodeShape(1, 1, 4, "v32_fp8", 1, 16, 60, "none").make(_generator(3))
     args["indices"][:] = 7
     out, lse = torch.full((1, 1, 4, 512), torch.nan), torch.full((1, 4, 1), torch.nan)
     pool = mla.paged_pool(args["kv_cache"], "v32_fp8", args["indices"], None, 1)
     problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"])
     wanted = get_spec("flash_mla.sparse_decode").reference(args)
-    right = lambda: _close(lse, wanted[1], 1e-5) and _close(out, wanted[0], 2**-14)  # noqa: E731
+    row = args["kv_cache"].view(-1, 656)[7]
+    codes, scales = row[:512].view(torch.float8_e4m3fn).double(), row[512:528].clone().view(torch.float32)
+    value = (codes.view(4, 128) * scales.bfloat16().double()[:, None]).flatten().expand(1, 1, 4, 512)
+    right = lambda: _close(lse, wanted[1], 1e-6) and _close(out, value, 2**-22)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
+def _many_float_scales() -> Parts:
+    """Four blocks of keys with scales of their own, in both halves of a block and with holes."""
+    args = DecodeShape(2, 1, 64, "v32_fp8", 230, 16, 300, holes="wild").make(_generator(9))
+    out, lse = torch.full((2, 1, 64, 512), torch.nan).bfloat16(), torch.full((2, 64, 1), torch.nan)
+    pool = mla.paged_pool(args["kv_cache"], "v32_fp8", args["indices"], None, 230)
+    problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"])
+    wanted = get_spec("flash_mla.sparse_decode").reference(args)
+    right = lambda: _close(lse, wanted[1], 1e-5) and _close(out, wanted[0], 2**-6)  # noqa: E731
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
@@ -71,19 +93,22 @@ def _causal() -> Parts:
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
-def _per_head() -> Parts:
+def _per_head(pairs: tuple[tuple[int, int], ...], bad: tuple[int, ...] = ()) -> Parts:
     """Tiles of 64, 6 and 38 tokens: every second one leaves AIV1 without rows, and O is one piece."""
-    args = RaggedShape("per_head", ((70, 90), (38, 40)), h=3).make(_generator(8))
+    args = RaggedShape("per_head", pairs, h=3).make(_generator(8))
     out, lse = torch.full((108, 3, 128), torch.nan).bfloat16(), torch.full((3, 108), torch.nan)
     k, v = args["kv"], args["v"]
+    for key in bad:
+        v[key, key % 3, 5] = torch.nan
+    keys = sum(n for _, n in pairs)
     cut = mla.Rows(((0, k.stride(0) * 2, 384, 0), (0, v.stride(0) * 2, 256, 384)), 0, 0, 0, 0, 0, 0, 0, 640)
-    pool = mla.Pool(k, None, None, cut, 130, 130, 0, 0)
+    pool = mla.Pool(k, None, None, cut, keys, keys, 0, 0)
     problem = mla.Problem(
         args["q"].unsqueeze(0), (pool,), out.unsqueeze(0), lse.unsqueeze(0), mla.HEADS, args["softmax_scale"],
         causal=True, cu_q=args["cu_q"], cu_k=args["cu_k"], values=v,
     )  # fmt: skip
     wanted = get_spec("flash_mla.prefill").reference(args)
-    right = lambda: _close(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-4)  # noqa: E731
+    right = lambda: _same_odd(out, wanted[0], 2**-6) and _close(lse, wanted[1], 1e-4)  # noqa: E731
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
@@ -117,7 +142,10 @@ def _merged() -> Parts:
 def launches(source: str) -> list[Parts]:
     """Launches of one kernel file."""
     if source == "mla_attend":
-        return [_sparse(), _float_scales(), _causal(), _per_head()]
+        return [
+            _sparse(), _float_scales(), _many_float_scales(), _causal(), _per_head(((70, 90), (38, 40))),
+            _per_head(((70, 130), (38, 40)), bad=(70, 127, 135)),
+        ]  # fmt: skip
     if source == "kv_cache":
         return [_written("v41_fp8", torch.bfloat16), _written("v32_fp8", torch.float32), _read()]
     return [_merged()]

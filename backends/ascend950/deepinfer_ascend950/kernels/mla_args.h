@@ -14,7 +14,8 @@ enum MlaKind : int32_t { ROWS_BF16 = 0, ROWS_FP8 = 1, ROWS_FP4 = 2, ROWS_F32 = 3
 enum MlaScale : int32_t { SCALE_F32 = 0, SCALE_UE8M0 = 1, SCALE_E4M3 = 2 };
 
 // One pool of rows. A row comes in up to three pieces: `len` bytes at block + off + place * pitch go to byte `to` of the
-// raw row in UB. Raw rows hold codes at 0, scales at scale_at, plain channels at plain_at.
+// raw row in UB. Raw rows hold codes at 0, scales at scale_at, plain channels at plain_at; float32 scales are the third
+// piece and go to a table of their own.
 struct MlaPool {
     int64_t block_stride, slots;
     int64_t index_b, index_s, index_k, length_b, length_s;
@@ -23,8 +24,9 @@ struct MlaPool {
     int32_t page, topk, index_bytes, length_bytes;
     int32_t kind, coded, plain, tile_log, scale_kind, scale_at, plain_at, raw_pitch;
 };
-// Keys with float32 scales do not fit bf16: they are multiplied as a rounded part plus what rounding left.
-__aicore__ inline bool mla_split(const MlaPool& o) { return (o.kind == ROWS_FP8 || o.kind == ROWS_FP4) && o.scale_kind == SCALE_F32; }
+// Channels times float32 scales do not fit bf16, codes do: the cube multiplies codes, the scale of a key and tile of 128
+// channels enters S and P.
+__aicore__ inline bool mla_tiled(const MlaPool& o) { return o.kind == ROWS_FP8 && o.scale_kind == SCALE_F32; }
 
 struct MlaArgs {
     __gm__ uint8_t* q;
@@ -46,6 +48,7 @@ struct MlaArgs {
 };
 
 constexpr int32_t ROWS = 64, HALF = 32;  // of a job; of a vector core
+constexpr int32_t TILE = 128, TILES = 4;  // channels that share a float32 scale; of a row
 constexpr int32_t NO_LIMIT = 0x3FFFFFFF;
 
 struct MlaJob {
@@ -62,6 +65,19 @@ struct MlaJob {
     __aicore__ inline int32_t first_head(int32_t aiv) const { return head + (aiv == 1 && wide ? HALF : 0); }
     // First token of a vector core, counted from the job's first.
     __aicore__ inline int32_t token_of(int32_t aiv) const { return aiv == 1 && !wide ? tokens[0] : 0; }
+    // Tokens that may see different keys.
+    __aicore__ inline int32_t shared() const { return wide ? 1 : tokens[0] + tokens[1]; }
+    // Token i alone, over the same blocks; one that sees none of them keeps the first, all holes.
+    __aicore__ inline MlaJob alone(int32_t i, int32_t keys) const {
+        MlaJob one = *this;
+        one.token += i;
+        one.low += step * (MUTANT(51) ? 0 : i);
+        one.tokens[0] = 1;
+        one.tokens[1] = 0;
+        one.limit[0] = di::max(one.low, 0);
+        one.blocks[0] = di::max(di::min(blocks[0], di::div_up(one.limit[0], keys) - first[0]), 1);
+        return one;
+    }
 };
 
 __aicore__ inline int64_t mla_int(__gm__ uint8_t* p, int32_t bytes) {
@@ -153,26 +169,69 @@ struct Jobs {
     }
 };
 
-// Walks the blocks of keys of a core's jobs, one after the other; jobs without keys are skipped.
+// Jobs of a window whose tokens must be computed one by one.
+#ifndef DEEPINFER_MLA_WINDOW  // of another size only in a test
+#define DEEPINFER_MLA_WINDOW 4096
+#endif
+constexpr int32_t WINDOW = DEEPINFER_MLA_WINDOW;
+struct Marks {
+    uint64_t word[WINDOW / 64];
+    bool any;
+    __aicore__ inline void clear() {
+        any = false;
+        for (int32_t i = 0; i < WINDOW / 64; ++i) word[i] = 0;
+    }
+    __aicore__ inline void set(int32_t i) {
+        any = true;
+        word[i / 64] |= uint64_t(1) << i % 64;
+    }
+    __aicore__ inline bool has(int32_t i) const { return (word[i / 64] >> i % 64 & 1) != 0; }
+};
+
+// Walks the blocks of keys of a core's jobs, one after the other, in windows of jobs; jobs without keys are skipped. With
+// marks it walks the tokens of marked jobs instead, each as a job of its own.
 template <class T>
 struct Cursor {
     Jobs<T> jobs;
-    MlaJob j;
-    int32_t t = 0, n = 0, made = 0;  // block of the job; block and job of the core
-    bool more;
-    __aicore__ inline explicit Cursor(const MlaArgs& p) : jobs(p) { more = find(); }
+    MlaJob j, whole;
+    const Marks* marks;
+    int32_t t = 0, n = 0, made = 0, place, token = 0;  // block of the job; block and job of the walk; job of the window
+    bool more, cut = false;                            // whether another window follows
+    __aicore__ inline Cursor(const MlaArgs& p, int32_t window, const Marks* only) : jobs(p), marks(only), place(-window * WINDOW) {
+        whole.tokens[0] = whole.tokens[1] = 0;
+        whole.wide = false;
+        more = find();
+    }
+    __aicore__ inline bool single() {
+        j = whole.alone(token++, Jobs<T>::KEYS);
+        j.number = made++;
+        return true;
+    }
     __aicore__ inline bool find() {
         t = 0;
+        if (token < whole.shared()) return single();
         while (jobs.next(j)) {
-            if (j.total() == 0) continue;
-            j.number = made++;
-            return true;
+            if (j.total() == 0 || place++ < 0) continue;
+            if (place > WINDOW) {
+                cut = true;
+                return false;
+            }
+            if (marks == nullptr) {
+                j.number = made++;
+                return true;
+            }
+            if (!marks->has(place - 1)) continue;
+            whole = j;
+            token = 0;
+            return single();
         }
         return false;
     }
     __aicore__ inline bool last() const { return t + 1 == j.total(); }
     __aicore__ inline int32_t pool() const { return t < j.blocks[0] ? 0 : 1; }
     __aicore__ inline int32_t first_key() const { return (pool() == 0 ? j.first[0] + t : j.first[1] + t - j.blocks[0]) * Jobs<T>::KEYS; }
+    // Keys of this block that every token of the job sees.
+    __aicore__ inline int32_t common() const { return j.shared() > 1 && j.step > 0 ? di::max(di::min(j.low - first_key(), Jobs<T>::KEYS), 0) : Jobs<T>::KEYS; }
     __aicore__ inline void advance() {
         ++n;
         if (++t == j.total()) more = find();

@@ -80,8 +80,26 @@ __simd_vf__ inline void expand_scales(__ubuf__ uint8_t* raw, uint32_t pitch, int
     }
 }
 
-// Quantised channels of 32 rows; `fp4` picks the code width, `rest` what rounding to bf16 leaves instead of the values.
-__simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded, __ubuf__ float* table, bool fp4, bool rest) {
+// 128 codes of e4m3 at `from` as floats: even channels, odd channels.
+#define LOAD_E4M3(even, odd, from)                                   \
+    do {                                                             \
+        vector_fp8_e4m3fn_t codes;                                   \
+        asc_loadalign_unpack(codes, (__ubuf__ fp8_e4m3fn_t*)(from)); \
+        asc_e4m32float(even, codes, all);                            \
+        asc_e4m32float_v3(odd, codes, all);                          \
+    } while (0)
+// Both halves rounded to bf16, in channel order, to column block c of row r.
+#define STORE_HALVES(nz, r, c, even, odd, mask)                                            \
+    do {                                                                                   \
+        vector_bfloat16_t low, high;                                                       \
+        asc_float2bfloat16_rn(low, even, all);                                             \
+        asc_float2bfloat16_rn_v2(high, odd, all);                                          \
+        asc_or(AS(vector_u16, low), AS(vector_u16, low), AS(vector_u16, high), all16);     \
+        STORE_NZ(nz, r, c, low, mask);                                                     \
+    } while (0)
+
+// Quantised channels of 32 rows, multiplied by their scales; `fp4` picks the code width.
+__simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded, __ubuf__ float* table, bool fp4) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL), all16 = asc_create_mask_b16(PAT_ALL);
     for (uint16_t r = 0; r < 32; ++r) {
         uint32_t left = coded;
@@ -97,30 +115,57 @@ __simd_vf__ inline void rows_coded(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf
                 asc_bfloat162float(even, w, all);
                 asc_bfloat162float_v2(odd, w, all);
             } else {
-                vector_fp8_e4m3fn_t x;
-                asc_loadalign_unpack(x, (__ubuf__ fp8_e4m3fn_t*)row + c * 128);
-                asc_e4m32float(even, x, all);
-                asc_e4m32float_v3(odd, x, all);
+                LOAD_E4M3(even, odd, row + c * 128);
             }
             asc_loadalign_brc_elem2datablock(scale, table + r * SCALES + c * 8);  // 8 lanes, 16 channels, per float
             asc_mul(even, even, scale, all);
             asc_mul(odd, odd, scale, all);
-            vector_bfloat16_t low, high;
-            asc_float2bfloat16_rn(low, even, all);
-            asc_float2bfloat16_rn_v2(high, odd, all);
-            if (rest) {
-                vector_float rounded;
-                asc_bfloat162float(rounded, low, all);
-                asc_sub(even, even, rounded, all);
-                asc_bfloat162float_v2(rounded, high, all);
-                asc_sub(odd, odd, rounded, all);
-                asc_float2bfloat16_rn(low, even, all);
-                asc_float2bfloat16_rn_v2(high, odd, all);
-            }
-            asc_or(AS(vector_u16, low), AS(vector_u16, low), AS(vector_u16, high), all16);
-            STORE_NZ(nz, r, c * 8, low, m);
+            STORE_HALVES(nz, r, c * 8, even, odd, m);
         }
     }
+}
+// The codes themselves of 32 rows: bf16 holds every e4m3 value.
+__simd_vf__ inline void rows_codes(__ubuf__ uint8_t* raw, uint32_t pitch, __ubuf__ bfloat16_t* nz, uint32_t coded) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL), all16 = asc_create_mask_b16(PAT_ALL);
+    for (uint16_t r = 0; r < 32; ++r) {
+        for (uint16_t c = 0; c < uint16_t(coded / 128); ++c) {
+            vector_float even, odd;
+            LOAD_E4M3(even, odd, raw + r * pitch + c * 128);
+            STORE_HALVES(nz, r, c * 8, even, odd, all16);
+        }
+    }
+}
+
+// Whether `rows` rows from row `first` on hold a NaN or an infinity in `blocks` column blocks: what comes out is their
+// largest magnitude, as the bits of a T.
+template <class T> struct BitsOf;
+template <> struct BitsOf<bfloat16_t> {
+    using Word = uint16_t;
+    using Register = vector_u16;
+};
+template <> struct BitsOf<float> {
+    using Word = uint32_t;
+    using Register = vector_u32;
+};
+template <class T>
+__simd_vf__ inline void largest(__ubuf__ T* nz, uint32_t block, uint32_t blocks, uint32_t first, uint32_t rows, __ubuf__ typename BitsOf<T>::Word* out) {
+    using Bits = typename BitsOf<T>::Word;
+    constexpr uint32_t C0 = 32 / sizeof(T), LANES = 256 / sizeof(T);
+    const vector_bool all = sizeof(T) == 2 ? asc_create_mask_b16(PAT_ALL) : asc_create_mask_b32(PAT_ALL);
+    typename BitsOf<T>::Register low, top, x;
+    asc_duplicate_scalar(low, Bits(Bits(~Bits(0)) >> 1), all);
+    asc_duplicate_scalar(top, Bits(0), all);
+    for (uint16_t b = 0; b < uint16_t(blocks); ++b) {
+        uint32_t left = rows * C0;
+        for (uint16_t i = 0; i < uint16_t((rows * C0 + LANES - 1) / LANES); ++i) {
+            const vector_bool m = sizeof(T) == 2 ? asc_update_mask_b16(left) : asc_update_mask_b32(left);
+            x = asc_loadalign((__ubuf__ Bits*)nz + ((block + b) * nz_rows<T>() + first) * C0 + i * LANES);
+            asc_and(x, x, low, m);
+            asc_max(top, top, x, all);
+        }
+    }
+    asc_reduce_max(top, top, all);
+    asc_storealign_1st(out, top);
 }
 
 // Row statistics of a job lie in `stats`: base (what exponents are taken relative to), sum, true maximum, 32 floats each.
@@ -150,6 +195,51 @@ __simd_callee__ inline void lanes_of(vector_bool& seen, uint32_t low, uint32_t h
     asc_duplicate_scalar(place, 1u, all);
     asc_and(word, word, place, all);
     seen = asc_ne_scalar(word, 0u, all);
+}
+// The float32 scales of 64 keys, lane by lane: key k has those of its four tiles at table[8 * k].
+#define LOAD_SCALES(a, b, c, d, table)                      \
+    do {                                                    \
+        vector_s32 lane;                                    \
+        vector_u32 at;                                      \
+        asc_arange(lane, 0);                                \
+        asc_shiftleft_scalar(at, AS(vector_u32, lane), 3, all); \
+        asc_gather(a, table, at, all);                      \
+        asc_gather(b, (table) + 1, at, all);                \
+        asc_gather(c, (table) + 2, at, all);                \
+        asc_gather(d, (table) + 3, at, all);                \
+    } while (0)
+constexpr uint32_t S_STEP = 32 * S_PITCH, P_STEP = 32 * S_PITCH;  // elements between tiles of S and of P
+
+// An infinite scale becomes NaN: times 128 codes of both signs or 0 it gives NaN.
+#define NAN_IF_INFINITE(x)        \
+    do {                          \
+        vector_float nothing;     \
+        asc_sub(nothing, x, x, all); \
+        asc_add(x, x, nothing, all); \
+    } while (0)
+// First tile of S = scale * (sum of tiles times their scales + products of the plain channels).
+__simd_vf__ inline void add_tiles(__ubuf__ float* s, __ubuf__ float* table, uint16_t rows, float scale) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL);
+    vector_float a, b, c, d;
+    LOAD_SCALES(a, b, c, d, table);
+    NAN_IF_INFINITE(a);
+    asc_mul_scalar(a, a, scale, all);
+    NAN_IF_INFINITE(b);
+    asc_mul_scalar(b, b, scale, all);
+    NAN_IF_INFINITE(c);
+    asc_mul_scalar(c, c, scale, all);
+    NAN_IF_INFINITE(d);
+    asc_mul_scalar(d, d, scale, all);
+    for (uint16_t r = 0; r < rows; ++r) {
+        __ubuf__ float* at = s + r * S_PITCH;
+        vector_float x = asc_loadalign(at + 4 * S_STEP), t0 = asc_loadalign(at), t1 = asc_loadalign(at + S_STEP), t2 = asc_loadalign(at + 2 * S_STEP), t3 = asc_loadalign(at + 3 * S_STEP);
+        asc_mul_scalar(x, x, scale, all);
+        asc_mula(x, t0, a, all);
+        asc_mula(x, t1, b, all);
+        asc_mula(x, t2, c, all);
+        asc_mula(x, t3, d, all);
+        asc_storealign(at, x, all);
+    }
 }
 // S = scale * S, or -inf where a key does not count; the row's maximum goes to best[row]. Token i of the rows sees the
 // keys below limit + step * i of the block.
@@ -201,6 +291,17 @@ __simd_vf__ inline void move_base(__ubuf__ float* best, __ubuf__ float* stats, _
     asc_storealign(stats + SUM, sum, m);
     asc_storealign(shrink, keep, m);
 }
+// Tile i of a row's P, in exponents_tiled.
+#define STORE_WEIGHTS(i, scales)                                                                                                        \
+    do {                                                                                                                                \
+        vector_float y;                                                                                                                 \
+        vector_bfloat16_t wide;                                                                                                         \
+        vector_u16 tight;                                                                                                               \
+        asc_mul(y, x, scales, counts);                                                                                                  \
+        asc_float2bfloat16_rn(wide, y, all);                                                                                            \
+        asc_pack_to_low(tight, AS(vector_u32, wide));                                                                                   \
+        asc_storealign(probs + (i) * P_STEP + r * 16, AS(vector_bfloat16_t, tight), uint16_t(HALF), uint16_t(0), half);                  \
+    } while (0)
 // P = exp(S - base) as fractals of T; sums grow by the rows' sums.
 template <class T>
 __simd_vf__ inline void exponents(__ubuf__ float* s, __ubuf__ T* probs, __ubuf__ float* part, __ubuf__ float* stats, uint16_t rows) {
@@ -224,6 +325,41 @@ __simd_vf__ inline void exponents(__ubuf__ float* s, __ubuf__ T* probs, __ubuf__
             asc_float2bfloat16_rn(wide, x, all);
             asc_pack_to_low(tight, AS(vector_u32, wide));
             asc_storealign(probs + r * 16, AS(vector_bfloat16_t, tight), uint16_t(HALF), uint16_t(0), asc_create_mask_b16(PAT_VL64));
+        }
+    }
+    asc_mem_bar(VST_VLD);
+    vector_float sum = asc_loadalign(stats + SUM), more = asc_loadalign(part);
+    asc_add(sum, sum, more, m);
+    asc_storealign(stats + SUM, sum, m);
+}
+
+// The same with a P for every tile of values: P times the scales, 0 where a token does not see a key, whatever the scale.
+__simd_vf__ inline void exponents_tiled(__ubuf__ float* s, __ubuf__ bfloat16_t* probs, __ubuf__ float* part, __ubuf__ float* stats, __ubuf__ float* table, uint16_t tokens, uint16_t heads,
+                                        uint32_t low, uint32_t high, int32_t limit, int32_t step) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL), half = asc_create_mask_b16(PAT_VL64), m = asc_create_mask_b32(PAT_VL32);
+    vector_bool seen, counts;
+    vector_s32 lane;
+    vector_u32 none_bits;
+    vector_float zero, a, b, c, d;
+    lanes_of(seen, low, high);
+    asc_arange(lane, 0);
+    asc_duplicate_scalar(zero, 0.0f, all);
+    asc_duplicate_scalar(none_bits, 0xFF800000u, all);
+    LOAD_SCALES(a, b, c, d, table);
+    for (uint16_t t = 0; t < tokens; ++t) {
+        counts = asc_lt_scalar(lane, limit + step * int32_t(t), seen);
+        for (uint16_t h = 0; h < heads; ++h) {
+            const uint32_t r = t * heads + h;
+            vector_float x = asc_loadalign(s + r * S_PITCH), base, sum;
+            asc_loadalign_brc(base, stats + BASE + r);
+            asc_select(base, zero, base, asc_eq(base, AS(vector_float, none_bits), all));
+            asc_exp_sub(x, x, base, all);
+            asc_reduce_sum(sum, x, all);
+            asc_storealign_1st(part + r, sum);
+            STORE_WEIGHTS(0, a);
+            STORE_WEIGHTS(1, b);
+            STORE_WEIGHTS(2, c);
+            STORE_WEIGHTS(3, d);
         }
     }
     asc_mem_bar(VST_VLD);

@@ -56,9 +56,11 @@ def coded_rows(layout: Layout, page: int, pitch: int) -> Rows:
         pieces = [(0, data, data, 0), (page * data, row, scales, scale_at)]
     elif plain == 0:  # codes, then scales: one piece
         scale_at, pieces = codes, [(0, pitch, codes + scales, 0)]
+    elif layout.scale_kind == "f32":  # scales apart from the raw rows
+        pieces = [(0, pitch, codes, 0), (codes + scales, pitch, plain, plain_at), (codes, pitch, scales, 0)]
     else:
         pieces = [(0, pitch, codes, 0), (codes, pitch, scales, scale_at), (codes + scales, pitch, plain, plain_at)]
-    raw = _up(max(to + size for _, _, size, to in pieces), 32)
+    raw = _up(max(to + size for _, _, size, to in pieces[: 2 if layout.scale_kind == "f32" else 3]), 32)
     return Rows(
         tuple(pieces),
         KINDS[layout.bits],
