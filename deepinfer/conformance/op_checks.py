@@ -27,7 +27,7 @@ def reference(p: Prepared) -> str:
     problems: list[str] = []
     for name, got in p.spec.comparable(p.args, p.plain).items():
         tolerance = p.spec.tolerance(p.args, name)
-        problems += close(name, got, p.reference[name], tolerance, p.valid[name])
+        problems += close(name, got, p.reference[name], tolerance, p.valid[name], p.rounding[name])
     require_none(problems + _metadata(p))
     return str(p.kernel().name)
 
@@ -158,8 +158,8 @@ def _compare_layout(p: Prepared, changed: dict[str, torch.Tensor], label: str) -
     problems: list[str] = []
     where = f"{', '.join(changed)} {label}"
     for name, tensor in p.spec.comparable(p.args, got).items():
-        wanted = p.reference[name]
-        problems += close(f"{name} ({where})", tensor, wanted, p.spec.tolerance(p.args, name), p.valid[name])
+        tolerance, wanted = p.spec.tolerance(p.args, name), p.reference[name]
+        problems += close(f"{name} ({where})", tensor, wanted, tolerance, p.valid[name], p.rounding[name])
     return problems
 
 

@@ -93,6 +93,14 @@ class Prepared:
         masks = dict(zip(self.spec.returns, self.spec.valid(self.args), strict=True))
         return masks | dict.fromkeys(self.mutated)
 
+    @cached_property
+    def rounding(self) -> dict[str, torch.Tensor | None]:
+        """Elementwise error that the spec derives for these arguments, same keys as `plain`."""
+        errors: dict[str, torch.Tensor | None] = dict(
+            zip(self.spec.returns, self.spec.rounding(self.args), strict=True)
+        )
+        return errors | dict.fromkeys(self.mutated)
+
 
 _recent: OrderedDict[tuple[int, str, str, int], Prepared] = OrderedDict()
 

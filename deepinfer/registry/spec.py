@@ -134,6 +134,11 @@ class OpSpec(abc.ABC):
     def tolerance(self, args: Args, output: str) -> Tolerance:
         """How close output `output` must be to the reference for these arguments."""
 
+    def rounding(self, args: Args) -> tuple[torch.Tensor | None, ...]:
+        """Per output an elementwise error beyond `tolerance` that float32 arithmetic explains (derived from `args`,
+        not measured); None = none. Not zero only for inputs far larger than those the tolerance is made for."""
+        return (None,) * len(self.returns)
+
     def comparable(self, args: Args, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """`outputs` of a kernel in the form in which the reference states them (quantised results dequantised, say)."""
         return outputs

@@ -28,11 +28,10 @@ QUICK, LONG = 16, 820  # examples per op: 464 and 23,780 in all
 SMALL = 1 << 15  # elements of all tensors of a case together
 # Log-probabilities that must sum to one; spoiled ones do not, and float32 noise on -5e6 has no exact answer.
 DISTRIBUTIONS = {"sampling.verify_draft": ("target", "draft")}
-# Larger float32 queries: a softmax amplifies the rounding of logits by their size. And where an infinite query of any
-# dtype makes all logits of a row -inf although it has keys, both 0 and NaN are right.
-QUERY = 100.0
 SPARE = 2 << 30  # bytes
-TIMEOUT = 240.0  # seconds for the examples of one op in the quick tier; a hang ends the run with every stack printed
+# Seconds for one example (the slowest takes 2 on an idle core); a hang ends the run with every stack printed. The clock
+# starts anew with each example, so a busy machine makes a run longer without ending it.
+TIMEOUT = 300.0
 
 
 @dataclass
@@ -153,24 +152,19 @@ def _judge_results(ex: Example, before: list[Any], results: tuple[torch.Tensor, 
         return
     copies = {name: _copy(v) for name, v in args.items()}
     expected = dict(zip(spec.returns, spec.reference(copies), strict=True))
-    valid = dict(zip(spec.returns, spec.valid(args), strict=True))
+    valid, rounding = (dict(zip(spec.returns, part(args), strict=True)) for part in (spec.valid, spec.rounding))
     outputs = {n: t.detach().clone() for n, t in zip(spec.returns, results, strict=True)}
     for name in (p.name for p in spec.params if p.mutated):
-        expected[name], valid[name] = copies[name], None
+        expected[name], valid[name], rounding[name] = copies[name], None, None
         outputs[name] = ex.args[[p.name for p in spec.params].index(name)]
     for name, got in spec.comparable(args, outputs).items():
-        yield from close(name, got, expected[name], spec.tolerance(args, name), valid[name])
+        yield from close(name, got, expected[name], spec.tolerance(args, name), valid[name], rounding[name])
 
 
 def _outside_contract(ex: Example, args: dict[str, Any]) -> bool:
     """Whether a spoiled float tensor holds values for which the op promises no result."""
     if set(ex.names) & set(DISTRIBUTIONS.get(ex.spec.name, ())):
         return True
-    q = args.get("q")
-    if "q" in ex.names and isinstance(q, torch.Tensor) and q.is_floating_point():
-        limit = QUERY if q.dtype is torch.float32 else torch.finfo(q.dtype).max
-        if bool((q.abs() > limit).any()):
-            return True
     if not any(isinstance(args[n], torch.Tensor) and args[n].is_floating_point() for n in ex.names if n in args):
         return False
     try:
@@ -197,6 +191,7 @@ def run(name: str, first: int, count: int) -> list[str]:
     found = []
     with deepinfer.use_backend("cpu"), small_memory():
         for seed in range(first, first + count):
+            faulthandler.dump_traceback_later(TIMEOUT, exit=True)
             ex = example(name, seed)
             try:
                 found += [f"seed {seed}: {problem}\n    {ex.describe()}" for problem in _problems(ex)]
@@ -205,8 +200,7 @@ def run(name: str, first: int, count: int) -> list[str]:
     return found
 
 
-def _check(name: str, count: int, seconds: float) -> None:
-    faulthandler.dump_traceback_later(seconds, exit=True)
+def _check(name: str, count: int) -> None:
     try:
         problems = run(name, 0, count)
     finally:
@@ -216,10 +210,10 @@ def _check(name: str, count: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("name", spec_names())
 def test_spoiled_arguments(name: str) -> None:
-    _check(name, QUICK, TIMEOUT)
+    _check(name, QUICK)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", spec_names())
 def test_spoiled_arguments_at_length(name: str) -> None:
-    _check(name, LONG, 10 * TIMEOUT)
+    _check(name, LONG)

@@ -49,8 +49,16 @@ class Rows:
         self.share = torch.ones(count)
 
     def lse(self) -> torch.Tensor:
-        """Natural log of the sums [r]; -inf where no key came."""
+        """Natural log of the sums [r]; -inf where no key has weight, and there out becomes 0."""
+        settle(self.out, self.top, self.share)
         return self.top - self.share.log()
+
+
+def settle(out: torch.Tensor, top: torch.Tensor, share: torch.Tensor) -> None:
+    """Rows whose logits are all -inf, which softmax made NaN, become rows without keys."""
+    if bool(share.isnan().any()):
+        empty = top == -torch.inf
+        out[empty], share[empty] = 0.0, 1.0
 
 
 def attend(q: torch.Tensor, keys: Keys, n: int, causal: bool, rows: Rows, at: int) -> None:
@@ -136,6 +144,8 @@ def _weigh(weights: torch.Tensor, values: torch.Tensor, out: torch.Tensor) -> No
 
 def _merge(out: torch.Tensor, top: torch.Tensor, share: torch.Tensor, other: Rows) -> None:
     """Take the softmax of another span into out, top and share, in place."""
+    settle(out, top, share)
+    settle(other.out, other.top, other.share)
     highest = torch.maximum(top, other.top)
     mine, theirs = (top - highest).exp_().div_(share), (other.top - highest).exp_().div_(other.share)
     total = mine + theirs

@@ -6,7 +6,7 @@ third each of +inf and -inf. Invariant: everything is a pure function of the gen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from deepinfer.ops.flash_mla.codec import NAN_SCALE, write_slots
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Fields, Layout, fields, new_cache
 
 Gen = torch.Generator
+Maker = Callable[[torch.Generator], dict[str, Any]]
 HOLES = ("front", "middle", "end", "random", "all", "wild")
 INT32_GARBAGE = (2147480000, -2147483648, -1, 114514, 2147483647, -123456)
 
@@ -113,6 +114,24 @@ def _punch(flat: torch.Tensor, capacity: int, g: Gen, holes: str) -> torch.Tenso
         pick = torch.where((pick >= 0) & (pick < capacity), -1, pick)
         flat = torch.where(torch.rand(flat.shape, generator=g) < 0.4, pick, flat)
     return flat
+
+
+def infinite_logits(make: Maker, keys: str, g: Gen) -> dict[str, Any]:
+    """A case of 4 heads or more whose first token has logits of -inf (head 0), +inf (1), both or NaN (2); head 3 and
+    all other tokens are finite. `keys` names the un-quantised keys."""
+    args = make(g)
+    args[keys][..., 0] = args[keys][..., 0].abs() + 0.5
+    first = args["q"][(0,) * (args["q"].ndim - 2)]
+    first[0, 0], first[1, 0], first[2, 0], first[2, 1] = -torch.inf, torch.inf, -torch.inf, torch.inf
+    sink = torch.zeros(first.shape[0])
+    sink[0], sink[2] = -torch.inf, torch.inf
+    return args | {"attn_sink": sink}
+
+
+def large_queries(make: Maker, g: Gen) -> dict[str, Any]:
+    """A case with queries of several hundreds, whose softmax picks nearly one key."""
+    args = make(g)
+    return args | {"q": args["q"] * 300.0}
 
 
 def sinks(kind: str, heads: int, g: Gen) -> torch.Tensor | None:

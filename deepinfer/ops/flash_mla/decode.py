@@ -9,7 +9,7 @@ import torch
 
 from deepinfer.ops import checks
 from deepinfer.ops.flash_mla import decode_cases, portable_dense, rules, values
-from deepinfer.ops.flash_mla.attend import attend, page_slots, read
+from deepinfer.ops.flash_mla.attend import Token, attend, page_slots, read, rounding
 from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.tolerances import attention
 from deepinfer.registry import Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
@@ -26,7 +26,8 @@ class Decode(OpSpec):
     - seq_lens include the s_q query tokens and are clamped to [0, max_blocks * page]. Query i sees key j iff
       j <= seq_len - s_q + i (causal) or j < seq_len (else).
     - Table entries beyond a length are never read; a block id outside [0, blocks) makes its keys invisible.
-    - out [b, s_q, h, d_v] in q's dtype; lse [b, h, s_q] f32, natural log. A row without keys: out 0, lse -inf.
+    - out [b, s_q, h, d_v] in q's dtype; lse [b, h, s_q] f32, natural log. A row without keys, or with logits of -inf
+      alone: out 0, lse -inf. A logit of +inf or NaN makes its row NaN (docs/design/0009-infinite-logits.md).
     - The sink multiplies out by 1 / (1 + exp(sink - lse)) and changes nothing else; it may be +-inf.
     """
 
@@ -58,16 +59,22 @@ class Decode(OpSpec):
         return rules.attention_outputs(call["q"], call["d_v"])
 
     def reference(self, args: Args) -> Tensors:
+        return self._each_token(args, attend, -torch.inf)
+
+    def rounding(self, args: Args) -> Tensors:
+        return self._each_token(args, rounding, 0.0)
+
+    def _each_token(self, args: Args, token: Token, empty: float) -> Tensors:
         q, cache, layout = args["q"], args["kv_cache"], LAYOUTS[args["format"]]
         b, s_q, heads, _ = q.shape
         out = torch.zeros(b, s_q, heads, args["d_v"], dtype=torch.float64)
-        lse = torch.full((b, heads, s_q), -torch.inf, dtype=torch.float64)
+        lse = torch.full((b, heads, s_q), empty, dtype=torch.float64)
         for r in range(b):
             slots, exists = page_slots(args["block_table"][r], int(args["seq_lens"][r]), *cache.shape[:2])
             for i in range(s_q):
                 end = max(slots.shape[0] - s_q + i + 1, 0) if args["causal"] else slots.shape[0]
                 keys = read(cache, layout, slots[:end][exists[:end]])
-                out[r, i], lse[r, :, i], _ = attend(
+                out[r, i], lse[r, :, i], _ = token(
                     q[r, i], keys, keys[:, : args["d_v"]], args["softmax_scale"], args["attn_sink"]
                 )
         return out, lse

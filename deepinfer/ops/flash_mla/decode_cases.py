@@ -140,8 +140,24 @@ def _wild(op: str, edge: frozenset[str]) -> Iterator[Case]:
         shape = Shape((40, 40, 40, 40), s_q=2, page=8, format=name)
         yield Case(op, shape.params() | {"note": "wild-lengths"}, partial(clamped, shape), edge)
         yield Case(op, shape.params() | {"note": "foreign-blocks"}, partial(foreign, shape), edge, refs=("C19",))
+    for name in ("bf16", "f32"):
+        shape = Shape((70, 3, 0), s_q=2, format=name, note="infinite-logits")
+        yield Case(op, shape.params(), partial(data.infinite_logits, shape.make, "kv_cache"), edge)
+        shape = Shape((1030, 3), h=2, format=name, note="keys-without-weight")
+        yield Case(op, shape.params(), partial(_weightless, shape), edge)
+    shape = Shape((70, 3), s_q=2, format="f32", note="queries-300")
+    yield Case(op, shape.params(), partial(data.large_queries, shape.make), edge)
     yield Case(op, {"note": "logits-1e30"}, partial(steep, Shape((0, 5, 70), h=2, d=64, d_v=64, format="f32")), edge)
     yield Case(op, {"note": "far-below-mask"}, _far_below, edge, refs=("C12",))
+
+
+def _weightless(shape: Shape, g: torch.Generator) -> dict[str, Any]:
+    """The first 1024 keys have logits of -inf but finite values; in request 0 six others follow, in request 1 none."""
+    args = shape.make(g)
+    args["q"][..., -1] = args["q"][..., -1].abs() + 0.1
+    args["kv_cache"][args["block_table"][0, : 1024 // shape.page].long(), :, -1] = -torch.inf
+    args["kv_cache"][args["block_table"][1, 0].long(), :, -1] = -torch.inf
+    return args
 
 
 def _far_below(g: torch.Generator) -> dict[str, Any]:

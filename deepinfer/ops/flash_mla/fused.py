@@ -10,7 +10,7 @@ import torch
 from deepinfer.errors import invalid
 from deepinfer.ops import checks
 from deepinfer.ops.flash_mla import fused_cases, portable_sparse, rules, values
-from deepinfer.ops.flash_mla.attend import attend
+from deepinfer.ops.flash_mla.attend import Token, attend, rounding
 from deepinfer.ops.flash_mla.codec import encode_rows
 from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.rotate import rotate
@@ -21,6 +21,7 @@ from deepinfer.registry import Call, Case, Cost, ErrorCase, Kind, OpSpec, Param,
 from deepinfer.registry.spec import Args, Tensors
 
 WIDTH, ROTATED, GROUP = 512, 64, 32
+FLOOR = 1e-4  # of a group's largest value, see the contract
 
 
 @register
@@ -37,7 +38,8 @@ class SparseAttentionFused(OpSpec):
        of two, payload e4m3 rounded to nearest even.
 
     Results: out [T, h, 512] e4m3 and scale [T, h, 16] UE8M0 bytes in plain channel order; lse [h, T] f32, natural log.
-    A token without keys: out 0, lse -inf. The suite compares dequantised values, and scales to within one step.
+    A token without keys, or with logits of -inf alone: out 0, lse -inf. The suite
+    compares dequantised values, and scales to within one step.
     """
 
     name = "flash_mla.sparse_attention_fused"
@@ -85,17 +87,33 @@ class SparseAttentionFused(OpSpec):
 
     def reference(self, args: Args) -> Tensors:
         """The un-quantised result, the scale bytes that belong to it, and lse."""
-        q, table = args["q"], args["cos_sin"].double()
-        tokens, heads, _ = q.shape
-        turned = rotate(q.double(), args["positions"], table)
-        out = torch.zeros(tokens, heads, WIDTH, dtype=torch.float64)
-        lse = torch.full((heads, tokens), -torch.inf, dtype=torch.float64)
-        for t in range(tokens):
-            keys = pool_keys(args, (t,))
-            out[t], lse[:, t], _ = attend(turned[t], keys, keys, args["softmax_scale"], args["attn_sink"])
+        q, table = args["q"].double(), args["cos_sin"].double()
+        out, lse = self._each_token(args, rotate(q, args["positions"], table), attend, -torch.inf)
         out = rotate(out, args["positions"], table, inverse=True)
         scale = encode_rows(out.flatten(0, 1), LAYOUTS["v41_fp8"]).scales
-        return out, scale.view(tokens, heads, WIDTH // GROUP).double(), lse
+        return out, scale.view(*q.shape[:2], WIDTH // GROUP).double(), lse
+
+    def rounding(self, args: Args) -> tuple[torch.Tensor | None, ...]:
+        """Both rotations add what the absolute values of their products can; the quantiser adds a quarter."""
+        if args["q"].dtype is torch.bfloat16:
+            return None, None, None
+        q, positions, table = args["q"].double().abs(), args["positions"], args["cos_sin"].double().abs()
+        out, lse = self._each_token(args, _rotate_sizes(q, positions, table), rounding, 0.0)
+        out = 1.25 * _rotate_sizes(out, positions, table)
+        groups = (*q.shape[:2], WIDTH // GROUP, GROUP)
+        amax, error = self.reference(args)[0].abs().view(groups).amax(-1), out.view(groups).amax(-1)
+        return out, torch.log2((amax + error).clamp(min=FLOOR) / (amax - error).clamp(min=FLOOR)).nan_to_num(0.0), lse
+
+    def _each_token(
+        self, args: Args, turned: torch.Tensor, token: Token, empty: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, heads, _ = turned.shape
+        out = torch.zeros(tokens, heads, WIDTH, dtype=torch.float64)
+        lse = torch.full((heads, tokens), empty, dtype=torch.float64)
+        for t in range(tokens):
+            keys = pool_keys(args, (t,))
+            out[t], lse[:, t], _ = token(turned[t], keys, keys, args["softmax_scale"], args["attn_sink"])
+        return out, lse
 
     def comparable(self, args: Args, outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         scale = ue8m0_decode(outputs["scale"]).double()
@@ -124,3 +142,9 @@ class SparseAttentionFused(OpSpec):
 
     def batch_variants(self, args: Args) -> Sequence[tuple[dict[str, Any], tuple[Any, ...]]]:
         return fused_cases.batch_variants(args)
+
+
+def _rotate_sizes(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """An upper bound of |rotate(...)| for every sign of its terms; x and table are absolute values."""
+    one_way, other_way = (rotate(x, positions, table, inverse=inverse).abs() for inverse in (False, True))
+    return torch.maximum(one_way, other_way)

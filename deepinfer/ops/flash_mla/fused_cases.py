@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,11 @@ def cases(op: str) -> Iterable[Case]:
         yield Case(op, shape.params(), shape.make, quick)
     for shape in (_shape(0), _shape(topk=0), _shape(0, topk=0), _shape(rows=0), _shape(topk=0, extra="v41_fp4")):
         yield Case(op, shape.params(), shape.make, edge, refs=("C02",))
+    for name in ("bf16", "f32"):
+        shape = _shape(format=name, note="infinite-logits")
+        yield Case(op, shape.params(), partial(data.infinite_logits, shape.make, "kv_cache"), edge)
+    shape = _shape(format="f32", sink="normal", note="queries-300")
+    yield Case(op, shape.params(), partial(data.large_queries, shape.make), edge)
     for topk, tokens in itertools.product((600, 2896), (1, 19)):
         shape = _shape(tokens, h=64, topk=topk, rows=3000, sink="mixed")
         yield Case(op, shape.params(), shape.make, frozenset({"full"}))

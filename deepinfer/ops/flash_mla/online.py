@@ -38,9 +38,9 @@ class OnlineSoftmax:
         self.top = top
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(out [g, r, d_v], lse [g, r], max logit [g, r]); rows without keys are 0, -inf, -inf."""
+        """(out [g, r, d_v], lse [g, r], max logit [g, r]); rows in which no key has weight are 0, -inf, -inf."""
         empty = self.top == -torch.inf
-        out = self.out / torch.where(empty, torch.ones_like(self.total), self.total)[..., None]
+        out = torch.where(empty[..., None], 0.0, self.out / self.total[..., None])
         lse = torch.where(empty, self.top, self.top + self.total.log())
         return out, lse, self.top
 

@@ -10,7 +10,7 @@ import torch
 from deepinfer.errors import invalid
 from deepinfer.ops import checks
 from deepinfer.ops.flash_mla import portable_ragged, prefill_cases, rules, values
-from deepinfer.ops.flash_mla.attend import attend, page_slots, read
+from deepinfer.ops.flash_mla.attend import Token, attend, page_slots, read, rounding
 from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.segments import covered, cut
 from deepinfer.ops.flash_mla.tolerances import attention
@@ -32,7 +32,7 @@ class Prefill(OpSpec):
     Causal is bottom-right: query i of n_q sees key j of n_k iff j <= n_k - n_q + i. Offsets are clamped to the number
     of rows and read as their running maximum, so a falling offset means an empty segment. out [T, h, d_v] in q's
     dtype, lse [h, T] f32 (natural log). Rows without keys: out 0, lse -inf. Rows of no segment are not written.
-    seq_lens, block ids and the sink mean what they mean in flash_mla.decode.
+    seq_lens, block ids, the sink and logits that are not finite mean what they mean in flash_mla.decode.
     """
 
     name = "flash_mla.prefill"
@@ -104,16 +104,22 @@ class Prefill(OpSpec):
         return rules.attention_outputs(call["q"], call["d_v"])
 
     def reference(self, args: Args) -> Tensors:
+        return self._each_token(args, attend, -torch.inf)
+
+    def rounding(self, args: Args) -> Tensors:
+        return self._each_token(args, rounding, 0.0)
+
+    def _each_token(self, args: Args, token: Token, empty: float) -> Tensors:
         q, d_v = args["q"], args["d_v"]
         total, heads, _ = q.shape
         out = torch.zeros(total, heads, d_v, dtype=torch.float64)
-        lse = torch.full((heads, total), -torch.inf, dtype=torch.float64)
+        lse = torch.full((heads, total), empty, dtype=torch.float64)
         for r, (start, n_q) in enumerate(zip(*(edge.tolist() for edge in cut(args["cu_q"], total)), strict=True)):
             keys, v, exists = self._keys(args, r)
             for i in range(n_q):
                 end = max(exists.shape[0] - n_q + i + 1, 0) if args["causal"] else exists.shape[0]
                 seen = exists[:end]
-                out[start + i], lse[:, start + i], _ = attend(
+                out[start + i], lse[:, start + i], _ = token(
                     q[start + i], keys[:end][seen], v[:end][seen], args["softmax_scale"], args["attn_sink"]
                 )
         return out, lse

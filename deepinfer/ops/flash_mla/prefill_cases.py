@@ -126,6 +126,7 @@ def cases(op: str) -> Iterable[Case]:
         yield Case(op, outside.params(), partial(_shift, outside), edge)
         falling = Shape(kind, ((2, 3), (1, 1), (4, 5)), note="falling-offsets")
         yield Case(op, falling.params(), partial(_fall, falling), edge)
+    yield from _extreme(op, edge)
     chunk = Shape("latent", ((4, 4), (4, 0), (3, 2)), note="first-chunk")
     yield Case(op, chunk.params(), chunk.make, edge, refs=("C05",))
     for kind, pairs in itertools.product(KINDS, (((213, 512),), ((62, 128), (1, 95), (0, 7)), ((300, 300),))):
@@ -135,6 +136,25 @@ def cases(op: str) -> Iterable[Case]:
         params = {"kind": kind, "b": 1, "s_q": n, "h": h, "d_qk": Shape(kind).widths[0], "len": n, "page": 64,
                   "format": "bf16"}
         yield Case(op, params, Shape(kind, ((n, n),), h=h, page=64).make, frozenset({"bench"}))
+
+
+def _extreme(op: str, edge: frozenset[str]) -> Iterator[Case]:
+    for kind, name in itertools.product(KINDS, ("bf16", "f32")):
+        shape = Shape(kind, ((3, 40), (2, 2)), h=4, format=name, note="infinite-logits")
+        yield Case(op, shape.params(), partial(data.infinite_logits, shape.make, "kv"), edge)
+    for kind in KINDS:
+        shape = Shape(kind, ((3, 40), (2, 2)), format="f32", sink="normal", note="queries-300")
+        yield Case(op, shape.params(), partial(data.large_queries, shape.make), edge)
+    shape = Shape("per_head", ((40, 40),), format="f32", note="key-without-weight")
+    yield Case(op, shape.params(), partial(_weightless, shape), edge)
+
+
+def _weightless(shape: Shape, g: torch.Generator) -> dict[str, Any]:
+    """Key 0 has a logit of -inf for every query: the first query's only key, one of many for the others."""
+    args = shape.make(g)
+    args["q"][..., 0] = args["q"][..., 0].abs() + 0.1
+    args["kv"][0, :, 0] = -torch.inf
+    return args
 
 
 def _shift(shape: Shape, g: torch.Generator) -> dict[str, Any]:

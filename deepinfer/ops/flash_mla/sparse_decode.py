@@ -9,7 +9,7 @@ import torch
 
 from deepinfer.ops import checks
 from deepinfer.ops.flash_mla import portable_sparse, rules, sparse_decode_cases, values
-from deepinfer.ops.flash_mla.attend import attend, read, visible_slots
+from deepinfer.ops.flash_mla.attend import Token, attend, read, rounding, visible_slots
 from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.tolerances import attention
 from deepinfer.registry import Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
@@ -32,8 +32,8 @@ class SparseDecode(OpSpec):
     - An index is a flat slot: block * page + offset. Any index < 0 or >= blocks * page is ignored wherever it stands;
       entries at positions >= topk_length (clamped to [0, K]) are ignored whatever they hold. Repeated indices count
       each time.
-    - out [b, s_q, h, d_v] in q's dtype, lse [b, h, s_q] f32 over both pools, natural log. A token without keys: out 0,
-      lse -inf. The sink multiplies out by 1 / (1 + exp(sink - lse)).
+    - out [b, s_q, h, d_v] in q's dtype, lse [b, h, s_q] f32 over both pools, natural log. A token without keys, or
+      with logits of -inf alone: out 0, lse -inf. The sink multiplies out by 1 / (1 + exp(sink - lse)).
     """
 
     name = "flash_mla.sparse_decode"
@@ -66,13 +66,19 @@ class SparseDecode(OpSpec):
         return rules.attention_outputs(call["q"], call["d_v"])
 
     def reference(self, args: Args) -> Tensors:
+        return self._each_token(args, attend, -torch.inf)
+
+    def rounding(self, args: Args) -> Tensors:
+        return self._each_token(args, rounding, 0.0)
+
+    def _each_token(self, args: Args, token: Token, empty: float) -> Tensors:
         b, s_q, heads, _ = args["q"].shape
         out = torch.zeros(b, s_q, heads, args["d_v"], dtype=torch.float64)
-        lse = torch.full((b, heads, s_q), -torch.inf, dtype=torch.float64)
+        lse = torch.full((b, heads, s_q), empty, dtype=torch.float64)
         for r in range(b):
             for i in range(s_q):
                 keys = pool_keys(args, (r, i))
-                out[r, i], lse[r, :, i], _ = attend(
+                out[r, i], lse[r, :, i], _ = token(
                     args["q"][r, i], keys, keys[:, : args["d_v"]], args["softmax_scale"], args["attn_sink"]
                 )
         return out, lse

@@ -121,6 +121,11 @@ def cases(op: str) -> Iterable[Case]:
     for n in (511, 512, 513, 600, 1024):
         shape = Shape(1, 1, 2, "f32", n, page=64, rows=n, note="last-only")
         yield Case(op, shape.params(), partial(_last_only, shape), edge, refs=("C21",))
+    for name in ("bf16", "f32"):
+        shape = Shape(format=name, note="infinite-logits")
+        yield Case(op, shape.params(), partial(data.infinite_logits, shape.make, "kv_cache"), edge)
+    shape = Shape(format="f32", sink="normal", note="queries-300")
+    yield Case(op, shape.params(), partial(data.large_queries, shape.make), edge)
     for name in ("bf16", "v41_fp8"):
         shape = Shape(2, 1, 3, name, 12, rows=4, page=4, holes="none", note="repeated")
         yield Case(op, shape.params(), shape.make, edge)

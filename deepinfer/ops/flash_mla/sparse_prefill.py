@@ -9,7 +9,7 @@ import torch
 
 from deepinfer.ops import checks
 from deepinfer.ops.flash_mla import portable_sparse, rules, sparse_prefill_cases, values
-from deepinfer.ops.flash_mla.attend import attend, visible_slots
+from deepinfer.ops.flash_mla.attend import Token, attend, rounding, visible_slots
 from deepinfer.ops.flash_mla.tolerances import attention
 from deepinfer.registry import Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
 from deepinfer.registry.spec import Args, Tensors
@@ -24,7 +24,8 @@ class SparsePrefill(OpSpec):
     (clamped to [0, K]); repeated indices count each time. The caller offsets indices when it packs several requests.
 
     out [T, h, d_v] in q's dtype; lse [h, T] and max_logits [h, T] f32: natural log of the sum of exponentials, and
-    the largest, of the scaled logits; the sink touches neither. A token without keys: out 0, lse and max_logits -inf.
+    the largest, of the scaled logits; the sink touches neither. A token without keys, or with logits of
+    -inf alone: out 0, lse and max_logits -inf.
     """
 
     name = "flash_mla.sparse_prefill"
@@ -57,15 +58,21 @@ class SparsePrefill(OpSpec):
         return out, lse, lse
 
     def reference(self, args: Args) -> Tensors:
+        return self._each_token(args, attend, -torch.inf)
+
+    def rounding(self, args: Args) -> Tensors:
+        return self._each_token(args, rounding, 0.0)
+
+    def _each_token(self, args: Args, token: Token, empty: float) -> Tensors:
         q, kv, lengths = args["q"], args["kv"], args["topk_length"]
         tokens, heads, _ = q.shape
         out = torch.zeros(tokens, heads, args["d_v"], dtype=torch.float64)
-        lse = torch.full((heads, tokens), -torch.inf, dtype=torch.float64)
+        lse = torch.full((heads, tokens), empty, dtype=torch.float64)
         top = lse.clone()
         for t in range(tokens):
             length = args["indices"].shape[1] if lengths is None else int(lengths[t])
             keys = kv[visible_slots(args["indices"][t], length, kv.shape[0])].double()
-            out[t], lse[:, t], top[:, t] = attend(
+            out[t], lse[:, t], top[:, t] = token(
                 q[t], keys, keys[:, : args["d_v"]], args["softmax_scale"], args["attn_sink"]
             )
         return out, lse, top

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,6 +85,11 @@ def cases(op: str) -> Iterable[Case]:
         Shape(rows=3, topk=30, holes="none", note="repeated"),
     ):
         yield Case(op, shape.params(), shape.make, edge, refs=("C02",) if shape.note.startswith("no") else ())
+    for dtype in (torch.bfloat16, torch.float32):
+        shape = Shape(dtype=dtype, note="infinite-logits")
+        yield Case(op, shape.params(), partial(data.infinite_logits, shape.make, "kv"), edge)
+    shape = Shape(dtype=torch.float32, sink="normal", note="queries-300")
+    yield Case(op, shape.params(), partial(data.large_queries, shape.make), edge)
     for (rows, topk), tokens in itertools.product(
         ((128, 128), (592, 128), (1840, 256), (1592, 384), (1521, 512), (153, 256), (114, 384)), (1, 62)
     ):
