@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import threading
 from importlib import import_module
+from typing import Any
 
 import torch
 
 from deepinfer.errors import BackendUnavailable
-from deepinfer.hal import Device, Image
+from deepinfer.hal import Device, Image, Stream
 from deepinfer.hal.device import Executable
 from deepinfer.hal.driver import Driver
-from deepinfer.hal.driver_device import DriverDevice
+from deepinfer.hal.driver_device import DriverDevice, DriverStream
 from deepinfer.jit import BuildCache, Compiler
 from deepinfer_ascend950.toolchain.bisheng import BishengCompiler
 from deepinfer_ascend950.toolchain.gxx import GxxCompiler
 from deepinfer_ascend950.toolchain.sources import npu_build, sim_build
 
+PEER_EXTENSION = "ascend950.acl.peer.v1"
 _cache_lock = threading.Lock()
 _cache: list[BuildCache] = []
 
@@ -52,9 +54,49 @@ class AscendDevice(DriverDevice):
             return found
 
     def enable_peer(self, other: Device) -> None:
-        """Simulated devices reach each other's memory as it is; hardware refuses, its driver maps nothing yet."""
-        if not (self.simulated and other.backend == self.backend and other.simulated):
+        """Simulated devices reach each other's memory as it is; devices of the machine ask their driver."""
+        if other.backend != self.backend or other.simulated != self.simulated:
             super().enable_peer(other)
+        elif not self.simulated:
+            found = self.raw_driver.extension(PEER_EXTENSION)
+            if found is None:
+                super().enable_peer(other)
+            found.enable(self.index, other.index)
+
+
+class HardwareDevice(AscendDevice):
+    """A device of the machine. Never run. Its streams are torch_npu's, so that kernels and torch's work are ordered.
+
+    Invariant: the current stream is whatever `torch.npu.current_stream` says on the calling thread.
+    """
+
+    def __init__(self, driver: Driver, index: int) -> None:
+        super().__init__(driver, "", index, torch.device("npu", index))
+        self._adopted: dict[int, DriverStream] = {}
+
+    def _adopt(self, stream: Any) -> DriverStream:
+        """Our view of a torch_npu stream; one per raw stream, which torch_npu owns."""
+        raw = int(stream.npu_stream)
+        with self._lock:
+            found = self._adopted.get(raw)
+            if found is None:
+                handle = self.raw_driver.adopt_stream(self.ctx, raw)  # type: ignore[attr-defined]
+                found = self._adopted[raw] = DriverStream(self.raw_driver, self.ctx, handle)
+                found.torch_stream = stream  # type: ignore[attr-defined]  # keeps the raw stream alive
+            return found
+
+    def current_stream(self) -> Stream:
+        return self._adopt(torch.npu.current_stream(self.torch_device))  # type: ignore[attr-defined]
+
+    def set_stream(self, stream: Stream | None) -> None:
+        npu = torch.npu  # type: ignore[attr-defined]
+        npu.set_stream(npu.default_stream(self.torch_device) if stream is None else stream.torch_stream)  # type: ignore[attr-defined]
+
+    def new_stream(self) -> Stream:
+        return self._adopt(torch.npu.Stream(device=self.torch_device))  # type: ignore[attr-defined]
+
+    def synchronize(self) -> None:
+        self.raw_driver.stream_synchronize(self.ctx, 0)  # 0: the whole device
 
 
 def open_simulated(index: int) -> AscendDevice:
@@ -71,4 +113,4 @@ def open_hardware(index: int) -> AscendDevice:
     if reason:
         raise BackendUnavailable("no Ascend 950 device can be opened", [reason], detect.INSTALL)
     driver = import_module("deepinfer_ascend950.drivers.acl").driver()
-    return AscendDevice(driver, "", index, torch.device("npu", index))
+    return HardwareDevice(driver, index)

@@ -28,6 +28,6 @@ def registered() -> None:
 def sim() -> Iterator[SimDriver]:
     """The simulator with default options; options a test sets are undone after it."""
     found = driver()
-    names = ("policy", "seed", "race", "ftz", "uninit", "deadline_s", "ai_cores", "ub_usable")
+    names = ("policy", "seed", "race", "ftz", "uninit", "strict", "deadline_s", "ai_cores", "ub_usable")
     with found.options(**{name: found.get_option(name) for name in names}):
         yield found

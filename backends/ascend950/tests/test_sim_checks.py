@@ -45,7 +45,6 @@ def test_a_race_names_both_places() -> None:
 STOPS = {
     "double_set": "set_flag",
     "wait_without_set": "deadlock",
-    "left_over_flag": "flag",
     "nested_lock": "already",
     "unlock_without_lock": "lock|get",
     "held_at_end": "held",
@@ -81,6 +80,16 @@ def test_left_over_credit_is_a_warning(sim: SimDriver) -> None:
     assert any("3" in line for line in sim.warnings())
     run("checks", "missing_v_to_mte3", [x], [y], [1])
     assert sim.warnings() == []
+
+
+def test_left_over_flag_is_a_warning_or_a_stop(sim: SimDriver) -> None:
+    """Public kernels that prime their empty buffers leave flags set; the device clears them between launches."""
+    x, y = buffers()
+    run("checks", "left_over_flag", [x], [y])
+    assert any("V->MTE3 id 2" in line and "left_over_flag" in line for line in sim.warnings())
+    sim.set_option("strict", 1)
+    with pytest.raises(DriverError, match=r"flag V->MTE3 id 2 is still set"):
+        run("checks", "left_over_flag", [x], [y])
 
 
 def test_blocks_that_write_the_same_bytes() -> None:

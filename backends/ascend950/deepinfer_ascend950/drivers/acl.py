@@ -1,7 +1,7 @@
-"""The hardware as a `Driver`: ACL, the vendor's runtime, loaded with dlopen on first use and never linked.
+"""The hardware as a `Driver`: ACL, the vendor's runtime, loaded on first use and never linked (`acl_library.py`).
 
-Never run: no Ascend device was available. Names and argument orders follow the vendor's public headers; a call that
-fails raises `DriverError` with the runtime's own message. What is not here (peer memory, graphs) is refused by name.
+Never run: no Ascend device was available. Every call is made once in `tests/test_acl.py` against a stand-in library,
+with its arguments compared and its failures raised. Graphs are refused by name.
 """
 
 from __future__ import annotations
@@ -15,60 +15,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from deepinfer.errors import BackendUnavailable, DriverError, UnsupportedError, invalid
+from deepinfer.errors import DriverError, UnsupportedError, invalid
 from deepinfer.hal.driver import Dim3
 from deepinfer.hal.types import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe
+from deepinfer_ascend950.drivers.acl_library import Library, why_unavailable
+from deepinfer_ascend950.drivers.acl_peer import EXTENSION, Peers, peers
 
-LIBRARY = "libascendcl.so"
-SYMBOLS = (
-    "aclInit",
-    "aclGetRecentErrMsg",
-    "aclrtSetDevice",
-    "aclrtGetDeviceCount",
-    "aclrtGetSocName",
-    "aclrtGetMemInfo",
-    "aclrtMalloc",
-    "aclrtFree",
-    "aclrtMemcpyAsync",
-    "aclrtMemsetAsync",
-    "aclrtCreateStream",
-    "aclrtDestroyStream",
-    "aclrtSynchronizeStream",
-    "aclrtSynchronizeDevice",
-    "aclrtCreateEvent",
-    "aclrtDestroyEvent",
-    "aclrtRecordEvent",
-    "aclrtStreamWaitEvent",
-    "aclrtSynchronizeEvent",
-    "aclrtEventElapsedTime",
-    "aclrtBinaryLoadFromFile",
-    "aclrtBinaryUnLoad",
-    "aclrtBinaryGetFunction",
-    "aclrtLaunchKernelWithHostArgs",
-)
 COPIES = {CopyKind.H2D: 1, CopyKind.D2H: 2, CopyKind.D2D: 3}  # aclrtMemcpyKind
 MEM_HUGE_FIRST, HBM = 0, 1
-AI_CORES, MEMORY, CLOCK_KHZ, BANDWIDTH = 32, 128 << 30, 1_650_000, 1_600_000_000_000
+AICORES, GLOBAL_MEMORY, L2 = 101, 301, 302  # aclrtDevAttr
+# The 950PR server part, where the runtime does not say (it must be asked: parts have 28, 32 or 36 cores).
+AI_CORES, MEMORY, L2_BYTES, CLOCK_KHZ, BANDWIDTH = 32, 128 << 30, 128 << 20, 1_650_000, 1_600_000_000_000
+ALIGNMENT = 512
+CAPS = frozenset({Cap.BF16, Cap.FP16, Cap.FP8_E4M3, Cap.MXFP8, Cap.MXFP4, Cap.ASYNC_STREAMS})
+DESTROY = {"stream": "aclrtDestroyStream", "event": "aclrtDestroyEvent", "module": "aclrtBinaryUnLoad"}
 
-
-@lru_cache(maxsize=1)
-def _open() -> tuple[ct.CDLL | None, str]:
-    """(library, "") or (None, why not)."""
-    try:
-        library = ct.CDLL(LIBRARY)
-    except OSError as error:
-        return None, f"{LIBRARY} cannot be loaded: {error}"
-    missing = [name for name in SYMBOLS if not hasattr(library, name)]
-    if missing:
-        return None, f"{LIBRARY} lacks {', '.join(missing)}: it is older than this backend needs"
-    library.aclGetRecentErrMsg.restype = ct.c_char_p
-    library.aclrtGetSocName.restype = ct.c_char_p
-    return library, ""
-
-
-def why_unavailable() -> str:
-    """Why ACL cannot be used here, or "". Loads the library, calls nothing of it."""
-    return _open()[1]
+__all__ = ["AclDriver", "driver", "pack", "why_unavailable"]
 
 
 def pack(args: Sequence[Arg]) -> bytes:
@@ -82,11 +44,12 @@ def pack(args: Sequence[Arg]) -> bytes:
     return bytes(block + bytes(-len(block) % 8))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Handle:
     kind: str
     raw: ct.c_void_p
-    device: int = 0
+    device: int
+    owned: bool = True
 
 
 class AclDriver:
@@ -96,32 +59,17 @@ class AclDriver:
     kind = DriverKind.HARDWARE
 
     def __init__(self) -> None:
-        library, reason = _open()
-        if library is None:
-            raise BackendUnavailable(
-                "the Ascend runtime cannot be used", [reason], "install CANN and source its set_env.sh"
-            )
-        self._acl = library
+        self._library = Library(self.name)
         self._lock = threading.Lock()
         self._handles: dict[int, _Handle] = {}
         self._next = 1
-        status = library.aclInit(None)
-        if status not in (0, 100002):  # 100002: another component of the process has initialised it
-            raise DriverError(f"{self.name}: aclInit", str(status), self._message())
+        self._peers = peers(self._library, self.name)
 
-    def _message(self) -> str:
-        return (self._acl.aclGetRecentErrMsg() or b"").decode("utf-8", "replace")
-
-    def _call(self, function: str, *args: Any) -> None:
-        status = getattr(self._acl, function)(*args)
-        if status:
-            raise DriverError(f"{self.name}: {function}", str(status), self._message())
-
-    def _add(self, kind: str, raw: ct.c_void_p, device: int) -> int:
+    def _add(self, kind: str, raw: ct.c_void_p, device: int, owned: bool = True) -> int:
         with self._lock:
             handle = self._next
             self._next += 1
-            self._handles[handle] = _Handle(kind, raw, device)
+            self._handles[handle] = _Handle(kind, raw, device, owned)
             return handle
 
     def _get(self, handle: int, kind: str) -> _Handle:
@@ -130,34 +78,40 @@ class AclDriver:
             raise invalid(kind, handle, f"must be a live {kind} of this driver")
         return found
 
+    def _enter(self, ctx: int) -> int:
+        """Index of a context's device, which later calls of this thread mean."""
+        device = self._get(ctx, "context").device
+        self._library.enter(device)
+        return device
+
     def _stream(self, stream: int) -> ct.c_void_p:
         return self._get(stream, "stream").raw if stream else ct.c_void_p(None)
 
     def probe(self) -> Probe:
         count = ct.c_uint32()
-        status = self._acl.aclrtGetDeviceCount(ct.byref(count))
-        if status:
-            return Probe(False, reasons=(f"aclrtGetDeviceCount: {status} {self._message()}",))
-        return Probe(count.value > 0, device_count=count.value)
+        try:
+            self._library.call("aclrtGetDeviceCount", ct.byref(count))
+        except DriverError as error:  # a probe never raises
+            return Probe(False, reasons=(str(error),))
+        return Probe(count.value > 0, device_count=count.value, reasons=() if count.value else ("no device",))
 
     def device_props(self, index: int) -> DeviceProps:
-        name = (self._acl.aclrtGetSocName() or b"").decode()
-        caps = frozenset({Cap.BF16, Cap.FP16, Cap.FP8_E4M3, Cap.MXFP8, Cap.MXFP4, Cap.ASYNC_STREAMS})
+        ask = self._library.attribute
         return DeviceProps(
-            name=name,
+            name=self._library.text("aclrtGetSocName"),
             arch="ascend950",
             kind=self.kind,
-            compute_units=AI_CORES,
+            compute_units=ask(index, AICORES, AI_CORES),
             clock_khz=CLOCK_KHZ,
-            memory_bytes=MEMORY,
-            l2_bytes=128 << 20,
+            memory_bytes=ask(index, GLOBAL_MEMORY, MEMORY),
+            l2_bytes=ask(index, L2, L2_BYTES),
             scratch_bytes=253952,
             memory_bandwidth=BANDWIDTH,
-            caps=caps,
+            caps=CAPS | {Cap.PEER_MEMORY} if self._peers is not None else CAPS,
         )
 
     def open(self, index: int) -> int:
-        self._call("aclrtSetDevice", ct.c_int32(index))
+        self._library.enter(index)
         return self._add("context", ct.c_void_p(None), index)
 
     def release(self, handle: int) -> None:
@@ -165,109 +119,113 @@ class AclDriver:
             found = self._handles.pop(handle, None)
         if found is None:
             raise invalid("handle", handle, "must be a live handle of this driver")
-        destroy = {"stream": "aclrtDestroyStream", "event": "aclrtDestroyEvent", "module": "aclrtBinaryUnLoad"}.get(
-            found.kind
-        )
-        if destroy:
-            self._call(destroy, found.raw)
+        if found.owned and found.kind in DESTROY:
+            self._library.enter(found.device)
+            self._library.call(DESTROY[found.kind], found.raw)
 
     def mem_info(self, ctx: int) -> tuple[int, int]:
+        self._enter(ctx)
         free, total = ct.c_size_t(), ct.c_size_t()
-        self._call("aclrtGetMemInfo", ct.c_int(HBM), ct.byref(free), ct.byref(total))
+        self._library.call("aclrtGetMemInfo", ct.c_int(HBM), ct.byref(free), ct.byref(total))
         return free.value, total.value
 
     def mem_alloc(self, ctx: int, nbytes: int, align: int = 256) -> int:
-        if align > 512:
-            raise UnsupportedError(f"{self.name} aligns memory to 512 bytes", [f"align {align}"])
+        if align > ALIGNMENT:
+            raise UnsupportedError(f"{self.name} aligns memory to {ALIGNMENT} bytes", [f"align {align}"])
+        self._enter(ctx)
         out = ct.c_void_p()
-        self._call("aclrtMalloc", ct.byref(out), ct.c_size_t(max(nbytes, 1)), ct.c_int(MEM_HUGE_FIRST))
+        self._library.call("aclrtMalloc", ct.byref(out), ct.c_size_t(max(nbytes, 1)), ct.c_int(MEM_HUGE_FIRST))
         return out.value or 0
 
     def mem_free(self, ctx: int, address: int) -> None:
-        self._call("aclrtFree", ct.c_void_p(address))
+        self._enter(ctx)
+        self._library.call("aclrtFree", ct.c_void_p(address))
 
     def memcpy_async(self, ctx: int, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
-        size = ct.c_size_t(nbytes)
-        self._call(
-            "aclrtMemcpyAsync",
-            ct.c_void_p(dst),
-            size,
-            ct.c_void_p(src),
-            size,
-            ct.c_int(COPIES[kind]),
-            self._stream(stream),
-        )
+        self._enter(ctx)
+        to, origin, size = ct.c_void_p(dst), ct.c_void_p(src), ct.c_size_t(nbytes)
+        self._library.call("aclrtMemcpyAsync", to, size, origin, size, ct.c_int(COPIES[kind]), self._stream(stream))
 
     def memset_async(self, ctx: int, dst: int, value: int, nbytes: int, stream: int) -> None:
+        self._enter(ctx)
         size = ct.c_size_t(nbytes)
-        self._call("aclrtMemsetAsync", ct.c_void_p(dst), size, ct.c_int32(value), size, self._stream(stream))
+        self._library.call("aclrtMemsetAsync", ct.c_void_p(dst), size, ct.c_int32(value), size, self._stream(stream))
 
     def stream_create(self, ctx: int) -> int:
-        out = ct.c_void_p()
-        self._call("aclrtCreateStream", ct.byref(out))
-        return self._add("stream", out, ctx)
+        device, out = self._enter(ctx), ct.c_void_p()
+        self._library.call("aclrtCreateStream", ct.byref(out))
+        return self._add("stream", out, device)
+
+    def adopt_stream(self, ctx: int, raw: int) -> int:
+        """A handle of a stream that another library (torch_npu) made and destroys."""
+        return self._add("stream", ct.c_void_p(raw), self._get(ctx, "context").device, owned=False)
 
     def stream_synchronize(self, ctx: int, stream: int) -> None:
+        self._enter(ctx)
         if stream:
-            self._call("aclrtSynchronizeStream", self._stream(stream))
+            self._library.call("aclrtSynchronizeStream", self._stream(stream))
         else:
-            self._call("aclrtSynchronizeDevice")
+            self._library.call("aclrtSynchronizeDevice")
 
     def event_create(self, ctx: int) -> int:
-        out = ct.c_void_p()
-        self._call("aclrtCreateEvent", ct.byref(out))
-        return self._add("event", out, ctx)
+        device, out = self._enter(ctx), ct.c_void_p()
+        self._library.call("aclrtCreateEvent", ct.byref(out))
+        return self._add("event", out, device)
 
     def event_record(self, ctx: int, event: int, stream: int) -> None:
-        self._call("aclrtRecordEvent", self._get(event, "event").raw, self._stream(stream))
+        self._enter(ctx)
+        self._library.call("aclrtRecordEvent", self._get(event, "event").raw, self._stream(stream))
 
     def event_wait(self, ctx: int, event: int, stream: int) -> None:
-        self._call("aclrtStreamWaitEvent", self._stream(stream), self._get(event, "event").raw)
+        self._enter(ctx)
+        self._library.call("aclrtStreamWaitEvent", self._stream(stream), self._get(event, "event").raw)
 
     def event_synchronize(self, ctx: int, event: int) -> None:
-        self._call("aclrtSynchronizeEvent", self._get(event, "event").raw)
+        self._enter(ctx)
+        self._library.call("aclrtSynchronizeEvent", self._get(event, "event").raw)
 
     def event_elapsed_ms(self, ctx: int, start: int, stop: int) -> float:
-        out = ct.c_float()
-        self._call("aclrtEventElapsedTime", ct.byref(out), self._get(start, "event").raw, self._get(stop, "event").raw)
+        self._enter(ctx)
+        out, first, last = ct.c_float(), self._get(start, "event").raw, self._get(stop, "event").raw
+        self._library.call("aclrtEventElapsedTime", ct.byref(out), first, last)
         return out.value
 
     def module_load(self, ctx: int, image: Image) -> int:
         """Load an image; bytes pass through a file because that is what the runtime takes."""
-        out = ct.c_void_p()
+        device, out = self._enter(ctx), ct.c_void_p()
         with tempfile.TemporaryDirectory(prefix="deepinfer-asc-") as folder:
             path = Path(image.data.decode()) if image.fmt == "path" else Path(folder) / f"{image.name}.o"
             if image.fmt == "elf":
                 path.write_bytes(image.data)
             elif image.fmt != "path":
                 raise UnsupportedError(f'{self.name} loads "elf" and "path" images', [f"fmt {image.fmt!r}"])
-            self._call("aclrtBinaryLoadFromFile", str(path).encode(), None, ct.byref(out))
-        return self._add("module", out, ctx)
+            self._library.call("aclrtBinaryLoadFromFile", str(path).encode(), None, ct.byref(out))
+        return self._add("module", out, device)
 
     def function(self, module: int, name: str) -> int:
-        out = ct.c_void_p()
-        self._call("aclrtBinaryGetFunction", self._get(module, "module").raw, name.encode(), ct.byref(out))
-        return self._add("function", out, module)
+        found, out = self._get(module, "module"), ct.c_void_p()
+        self._library.call("aclrtBinaryGetFunction", found.raw, name.encode(), ct.byref(out))
+        return self._add("function", out, found.device)
 
     def launch(self, fn: int, grid: Dim3, block: Dim3, smem_bytes: int, args: Sequence[Arg], stream: int) -> None:
         if grid[1] > 1 or grid[2] > 1:
             raise invalid("grid", grid, "grids of this device have one dimension")
-        block_bytes = pack(args)
-        raw = ct.create_string_buffer(block_bytes, max(len(block_bytes), 1))
-        self._call(
+        found, packed = self._get(fn, "function"), pack(args)
+        self._library.enter(found.device)
+        self._library.call(
             "aclrtLaunchKernelWithHostArgs",
-            self._get(fn, "function").raw,
+            found.raw,
             ct.c_uint32(grid[0]),
             self._stream(stream),
             None,
-            raw,
-            ct.c_size_t(len(block_bytes)),
+            ct.create_string_buffer(packed, max(len(packed), 1)),
+            ct.c_size_t(len(packed)),
             None,
             ct.c_size_t(0),
         )
 
-    def extension(self, name: str) -> Any | None:
-        return None
+    def extension(self, name: str) -> Peers | Any | None:
+        return self._peers if name == EXTENSION else None
 
 
 @lru_cache(maxsize=1)

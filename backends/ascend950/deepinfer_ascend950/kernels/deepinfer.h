@@ -29,13 +29,14 @@ template <class T> __aicore__ inline __cbuf__ T* l1(uint64_t off) { return (__cb
 template <class T> __aicore__ inline __ca__ T* l0a(uint64_t off) { return (__ca__ T*)off; }
 template <class T> __aicore__ inline __cb__ T* l0b(uint64_t off) { return (__cb__ T*)off; }
 template <class T> __aicore__ inline __cc__ T* l0c(uint64_t off) { return (__cc__ T*)off; }
+template <class T> __aicore__ inline __fbuf__ T* fb(uint64_t off) { return (__fbuf__ T*)off; }
 }  // namespace mem
 namespace gm {
 template <class T> __aicore__ inline T load(__gm__ T* p) { return *p; }
 }  // namespace gm
 namespace ss {
-template <class T> __aicore__ inline T load(uint64_t off) { return *(__ssbuf__ T*)(AscendC::GetSsbufBaseAddr() + off); }
-template <class T> __aicore__ inline void store(uint64_t off, T v) { *(__ssbuf__ T*)(AscendC::GetSsbufBaseAddr() + off) = v; }
+template <class T> __aicore__ inline T load(uint64_t off) { return *(__ssbuf__ T*)((uint64_t)AscendC::GetSsbufBaseAddr() + off); }
+template <class T> __aicore__ inline void store(uint64_t off, T v) { *(__ssbuf__ T*)((uint64_t)AscendC::GetSsbufBaseAddr() + off) = v; }
 }  // namespace ss
 namespace us {
 template <class T> __aicore__ inline T load(uint64_t off) { return *mem::ub<T>(off); }
@@ -55,6 +56,7 @@ template <class T> inline T* l1(uint64_t off) { return at<T>(asc_sim::Mem::L1, o
 template <class T> inline T* l0a(uint64_t off) { return at<T>(asc_sim::Mem::L0A, off); }
 template <class T> inline T* l0b(uint64_t off) { return at<T>(asc_sim::Mem::L0B, off); }
 template <class T> inline T* l0c(uint64_t off) { return at<T>(asc_sim::Mem::L0C, off); }
+template <class T> inline T* fb(uint64_t off) { return at<T>(asc_sim::Mem::FB, off); }
 }  // namespace mem
 namespace gm {
 template <class T> inline T load(T* p, asc_sim::Loc loc = DEEPINFER_SIM_LOC) {
@@ -88,22 +90,8 @@ template <class T> inline void store(uint64_t off, T v, asc_sim::Loc loc = DEEPI
     *p = v;
 }
 }  // namespace us
-// The arguments are captured by value at the call, as the hardware takes them.
-#define VF_CALL(fn, ...) \
-    ::asc_sim::issue_vf([tuple = ::deepinfer_sim::pack(__VA_ARGS__)] { tuple.call([](auto... a) { fn(a...); }); }, #fn, ::asc_sim::Loc{__FILE__, __LINE__})
+#define VF_CALL(fn, ...) ::asc_sim::vf_call<fn>(fn, #fn, ::asc_sim::Loc{__FILE__, __LINE__}, ##__VA_ARGS__)
 namespace deepinfer_sim {
-template <class... A> struct Pack;
-template <> struct Pack<> {
-    template <class F, class... D> void call(F f, D... d) const { f(d...); }
-};
-template <class H, class... T> struct Pack<H, T...> {
-    H head;
-    Pack<T...> tail;
-    template <class F, class... D> void call(F f, D... d) const { tail.call(f, d..., head); }
-};
-inline Pack<> pack() { return {}; }
-template <class H, class... T> inline Pack<H, T...> pack(H h, T... t) { return {h, pack(t...)}; }
-
 __attribute__((visibility("hidden"))) inline const asc_sim::KernelEntry* kernels = nullptr;
 struct Registrar {
     asc_sim::KernelEntry entry;

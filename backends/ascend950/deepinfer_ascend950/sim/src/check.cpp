@@ -70,6 +70,13 @@ inline void visit(Record& r, uint32_t mask, bool write, const Clock& clk, uint32
     r.init |= mask;
 }
 
+// Atomic additions need no order among themselves, but one towards plain accesses that came before.
+inline void visit_atomic(const Record& r, uint32_t mask, const Clock& clk, uint32_t actor, uint64_t offset) {
+    if (r.w.actor && r.w.actor != actor && (r.w.mask & mask) && !before(r.w, clk)) race("atomic write after write", "global memory", offset, r.w);
+    for (const Access& a : r.r)
+        if (a.actor && a.actor != actor && (a.mask & mask) && !before(a, clk)) race("atomic write after read", "global memory", offset, a);
+}
+
 template <class F>
 inline void granules(uint64_t offset, uint64_t bytes, F f) {
     const uint64_t end = offset + bytes;
@@ -125,6 +132,17 @@ void mark_init(Memory& m, uint32_t offset, uint32_t bytes) {
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) { m.shadow[i].init |= mask; });
 }
 
+bool written(const Memory& m, uint32_t offset, uint32_t bytes) {
+    if (!g.sched->options.check_uninit) return true;
+    bool all = true;
+    granules(offset, bytes, [&](uint64_t i, uint32_t mask) { all &= !(mask & ~m.shadow[i].init); });
+    return all;
+}
+
+void clear_init(Memory& m, uint32_t offset, uint32_t bytes) {
+    granules(offset, bytes, [&](uint64_t i, uint32_t mask) { m.shadow[i].init &= ~mask; });
+}
+
 void require_init(Memory& m, uint32_t offset, uint32_t bytes, const char* role) {
     if (!g.sched->options.check_uninit) return;
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) {
@@ -143,7 +161,7 @@ void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uin
 }
 
 // Races in global memory: over the buffers that some launch of the group may write.
-static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
+static void track_gm(uintptr_t a, uint64_t bytes, bool write, bool atomic) {
     const Clock& clk = now();
     const uint32_t actor = global_actor(), loc = g.sched->loc_id(g.loc), epoch = clk.t[g.core->actor(g.pipe)];
     for (Span& s : g.sched->tracked) {
@@ -155,12 +173,13 @@ static void track_gm(uintptr_t a, uint64_t bytes, bool write) {
             if (!s.shadow) throw std::bad_alloc();
         }
         granules(low - origin, high - low, [&](uint64_t i, uint32_t mask) {
-            visit(s.shadow[i], mask, write, clk, epoch, actor, loc, "global memory", i * kGranule);
+            if (atomic) visit_atomic(s.shadow[i], mask, clk, actor, i * kGranule);
+            else visit(s.shadow[i], mask, write, clk, epoch, actor, loc, "global memory", i * kGranule);
         });
     }
 }
 
-unsigned char* gm(const void* p, uint64_t bytes, bool write) {
+unsigned char* gm(const void* p, uint64_t bytes, bool write, bool atomic) {
     if (bytes == 0) return static_cast<unsigned char*>(const_cast<void*>(p));
     auto& spans = g.core->block->launch->spans;
     const auto a = reinterpret_cast<uintptr_t>(p);
@@ -173,7 +192,7 @@ unsigned char* gm(const void* p, uint64_t bytes, bool write) {
         stop("global memory access outside every buffer given to the launch (" + std::to_string(bytes) + " bytes)" + near);
     }
     if (write && !s->writable) stop("write into a read-only buffer of the launch, byte " + std::to_string(a - s->base));
-    if (g.sched->options.race && !(write && g.core->reg.atomic_op)) track_gm(a, bytes, write);
+    if (g.sched->options.race) track_gm(a, bytes, write, atomic);
     return reinterpret_cast<unsigned char*>(a);
 }
 

@@ -42,7 +42,7 @@ void nd2nz(void* dst, const void* src, uint64_t row_stride, uint32_t n, uint32_t
     issue(kMte2, name, loc, [=] {
         const uint32_t num = p & 0xFFFF, n_stride = (p >> 16) & 0xFFFF, c0_stride = (p >> 32) & 0xFFFF, m_stride = p >> 48;
         limit("matrix_num", num, 0, 4095);
-        if (num == 0) return;
+        if (num == 0 || n == 0 || d == 0) return;  // documented as no operation
         limit("n_value", n, 1, 65535);
         limit("d_value", d, 1, (1u << 21) - 1);
         limit("dst_nz_n_stride", n_stride, 1, 16384);

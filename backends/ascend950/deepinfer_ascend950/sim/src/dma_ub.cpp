@@ -14,9 +14,11 @@ constexpr int kV = 1, kMte1 = 3, kMte2 = 4, kMte3 = 5;
 uint32_t up32(uint64_t x) { return static_cast<uint32_t>((x + 31) / 32 * 32); }
 bool on_aic() { return g.core->kind == 0; }
 
-void check_bursts(uint32_t count, uint64_t len) {
+// False for a copy of nothing, which is no operation.
+bool check_bursts(uint32_t count, uint64_t len) {
     limit("burst_count", count, 0, 4095);
-    if (count) limit("burst_len", len, 1, (1u << 21) - 1);
+    limit("burst_len", len, 0, (1u << 21) - 1);
+    return count && len;
 }
 
 template <class T, class F>
@@ -74,7 +76,7 @@ void gm2ub(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t sr
     if (on_aic()) return;
     issue(kMte2, "asc_copy_gm2ub", loc, [=] {
         Memory& ub = arena_of(Mem::UB);
-        check_bursts(count, len);
+        if (!check_bursts(count, len)) return;
         for (uint32_t i = 0; i < count; ++i) {
             const auto* s = static_cast<const unsigned char*>(src) + i * src_stride;
             auto* d = static_cast<unsigned char*>(dst) + i * dst_stride;
@@ -94,12 +96,12 @@ void ub2gm(void* dst, const void* src, uint32_t count, uint32_t len, uint64_t ds
     const Registers reg = g.core->reg;
     issue(kMte3, "asc_copy_ub2gm", loc, [=] {
         Memory& ub = arena_of(Mem::UB);
-        check_bursts(count, len);
+        if (!check_bursts(count, len)) return;
         for (uint32_t i = 0; i < count; ++i) {
             auto* s = static_cast<const unsigned char*>(src) + i * src_stride;
             const unsigned char* from = local(ub, s, len, count > 1 && src_stride == len && i ? 1 : 32, false);
             require_init(ub, ub.offset(from), len, "asc_copy_ub2gm");
-            write_gm(gm(static_cast<unsigned char*>(dst) + i * dst_stride, len, true), from, len, reg);
+            write_gm(gm(static_cast<unsigned char*>(dst) + i * dst_stride, len, true, reg.atomic_op != 0), from, len, reg);
             moved(kMte3, len, cost::kGmAiv);
         }
     });
@@ -130,7 +132,7 @@ void align_in(Mem mem, const char* name, void* dst, const void* src, AlignCopy c
     const uint64_t a1 = s1[0], b1 = s1[1], a2 = s2[0], b2 = s2[1];
     issue(kMte2, name, loc, [=] {
         Memory& to = arena_of(mem);
-        check_bursts(c.count, c.len);
+        if (!check_bursts(c.count, c.len)) return;
         if (c.len % c.esize) stop("burst_len must be a multiple of the element size");
         const bool compact = c.count > 1 && c.ub_stride == c.len && c.left == 0 && c.right == 0;
         if (c.count > 1 && !compact && c.ub_stride % 32) stop("dst_stride must be a multiple of 32 (or equal to burst_len)");
@@ -163,7 +165,7 @@ void ub2gm_align(void* dst, const void* src, AlignCopy c, Loc loc) {
     const Registers reg = g.core->reg;
     issue(kMte3, "asc_copy_ub2gm_align", loc, [=] {
         Memory& ub = arena_of(Mem::UB);
-        check_bursts(c.count, c.len);
+        if (!check_bursts(c.count, c.len)) return;
         if (c.len % c.esize) stop("burst_len must be a multiple of the element size");
         const bool compact = c.count > 1 && c.ub_stride == c.len;
         if (c.count > 1 && !compact && c.ub_stride % 32) stop("src_stride must be a multiple of 32 (or equal to burst_len)");
@@ -175,7 +177,7 @@ void ub2gm_align(void* dst, const void* src, AlignCopy c, Loc loc) {
                     auto* d = static_cast<unsigned char*>(dst) + j2 * reg.ub2gm_s2[1] + j1 * reg.ub2gm_s1[1] + i * c.gm_stride;
                     const unsigned char* from = local(ub, s, c.len, compact && i ? 1 : 32, false);
                     require_init(ub, ub.offset(from), c.len, "asc_copy_ub2gm_align");
-                    write_gm(gm(d, c.len, true), from, c.len, reg);
+                    write_gm(gm(d, c.len, true, reg.atomic_op != 0), from, c.len, reg);
                     moved(kMte3, c.len, cost::kGmAiv);
                 }
     });

@@ -347,6 +347,7 @@ const Option kOptions[] = {
     {"race", [] { return double(options.race); }, [](double v) { options.race = v != 0; }},
     {"ftz", [] { return double(options.ftz); }, [](double v) { options.ftz = v != 0; }},
     {"uninit", [] { return double(options.check_uninit); }, [](double v) { options.check_uninit = v != 0; }},
+    {"strict", [] { return double(options.strict); }, [](double v) { options.strict = v != 0; }},
     {"deadline_s", [] { return options.deadline_s; }, [](double v) { options.deadline_s = v; }},
     {"ai_cores", [] { return double(options.ai_cores); }, [](double v) { options.ai_cores = uint32_t(v < 1 ? 1 : v); }},
     {"ub_usable", [] { return double(options.ub_usable); }, [](double v) { options.ub_usable = uint32_t(std::min(v, 262144.0)); }},

@@ -48,12 +48,34 @@ QuantRule rule_of(const FixArgs& a) {
         case QuantMode_t::VDEQF16: return {Elem::f16, Scale::vector, true};
         case QuantMode_t::QS322BF16_PRE: return {Elem::bf16, Scale::scalar, true};
         case QuantMode_t::VQS322BF16_PRE: return {Elem::bf16, Scale::vector, true};
-        default: stop("this quantisation mode (to 4- or 8-bit integers) is not modelled");
+        case QuantMode_t::QF322B8_PRE: return {Elem::i8, Scale::scalar, false};
+        case QuantMode_t::VQF322B8_PRE: return {Elem::i8, Scale::vector, false};
+        case QuantMode_t::REQ8: return {Elem::i8, Scale::scalar, true};
+        case QuantMode_t::VREQ8: return {Elem::i8, Scale::vector, true};
+        default: stop("this quantisation mode (hybrid rounding of HiF8, or no mode of this FixPipe) is not modelled");
     }
 }
 
-// The scale register keeps 1 + 8 + 10 bits of a float.
-float trim(uint32_t bits) { return bits_float(bits & 0xFFFFE000u); }
+// A quantisation word: the scale in bits 0-31, of which the device keeps 1 + 8 + 10; what is added to 8-bit integers in
+// bits 37-45 (two's complement); whether those are signed in bit 46.
+struct Quant {
+    float scale = 1.0f;
+    int offset = 0;
+    bool is_signed = false;
+    explicit Quant(uint64_t word)
+        : scale(bits_float(static_cast<uint32_t>(word) & 0xFFFFE000u)),
+          offset(static_cast<int>((word >> 37) & 0x1FF)),
+          is_signed((word >> 46) & 1) {
+        if (offset & 0x100) offset -= 0x200;
+    }
+};
+
+unsigned char integer8(float x, const Quant& q) {
+    const int low = q.is_signed ? -128 : 0, high = q.is_signed ? 127 : 255;
+    if (std::isnan(x)) return 0;
+    const double y = std::nearbyint(static_cast<double>(x)) + q.offset;  // ties to even
+    return static_cast<unsigned char>(static_cast<int>(std::clamp(y, static_cast<double>(low), static_cast<double>(high))));
+}
 
 void convert(unsigned char* out, float x, Elem to, bool keep) {
     switch (to) {
@@ -74,8 +96,8 @@ struct Tile {  // rows [m0, m1), columns [n0, n1) of the source go to UB `sub`
 };
 
 void check(const FixArgs& a, uint32_t esize) {
-    limit("n_size", a.n, 1, 4095);
-    limit("m_size", a.m, 1, 65535);
+    limit("n_size", a.n, 0, 4095);
+    limit("m_size", a.m, 0, 65535);
     limit("dst_stride", a.dst_stride, 1, 0xFFFFFFFFu);
     const bool nz = !a.nz2nd && !a.nz2dn;
     if (a.nz2nd && a.nz2dn) stop("NZ2ND and NZ2DN exclude each other");
@@ -112,18 +134,23 @@ uint32_t run_length(const FixArgs& a, uint32_t j, uint32_t n1, uint32_t esize) {
 
 void move(const FixArgs& a, const Registers& reg, Arena& arena) {
     const QuantRule q = rule_of(a);
-    const bool b8 = size_of(a.to) == 1;
     if (q.from_int != a.from_int) stop("the quantisation mode does not fit the type of the accumulator");
-    if (q.to != a.to && !(b8 && size_of(q.to) == 1 && q.to == a.to)) stop("the quantisation mode does not produce the destination's element type");
+    const bool integer = q.to == Elem::i8;
+    if (integer ? a.to != Elem::i8 && a.to != Elem::u8 : q.to != a.to) stop("the quantisation mode does not produce the destination's element type");
     if ((a.nz2nd || a.nz2dn) && !reg.l0c_nz_set) stop("asc_set_l0c_copy_nz_para has not been called");
     if (q.scale == Scale::scalar && !reg.quant_set) stop("asc_set_l0c_copy_prequant has not been called");
     if (q.scale == Scale::vector && !reg.quant_addr_set) stop("asc_set_l0c_copy_config has not been called");
     const uint32_t esize = size_of(a.to);
     check(a, esize);
     Memory& l0c = arena.l0c;
+    const Quant scalar(reg.quant_word);
+    if (integer && q.scale == Scale::scalar && scalar.is_signed != (a.to == Elem::i8)) stop("bit 46 of the quantisation word (signed) does not fit the destination's type");
+    const uint32_t row_stride = a.nz2dn && reg.l0c_channel > 1 ? reg.l0c_channel : 1;
     const unsigned char* table = nullptr;
     if (q.scale == Scale::vector) {
-        table = local(arena.fb, arena.fb.base + reg.quant_addr * 128, a.n * 8, 128, false);
+        // An offset, or an address as mem::fb gives it.
+        const uint64_t at = reg.quant_addr * 128, base = reinterpret_cast<uint64_t>(arena.fb.base);
+        table = local(arena.fb, arena.fb.base + (at >= base ? at - base : at), a.n * 8, 128, false);
         require_init(arena.fb, arena.fb.offset(table), a.n * 8, "quantisation table");
     }
     const bool keep = (reg.ctrl >> 48) & 1;
@@ -144,11 +171,13 @@ void move(const FixArgs& a, const Registers& reg, Arena& arena) {
             for (uint32_t i = t.m0; i < t.m1; ++i)
                 for (uint32_t j = t.n0; j < t.n1;) {
                     const uint32_t run = run_length(a, j - t.n0, t.n1 - t.n0, esize);
+                    bool whole = true;  // every source element was written
                     for (uint32_t c = 0; c < run;) {
                         const uint32_t col = j + c, take = std::min(run - c, 16 - col % 16);
-                        const auto* s = static_cast<const unsigned char*>(a.src) + (static_cast<uint64_t>(mat) * reg.l0c_src_stride + static_cast<uint64_t>(col / 16) * a.src_stride + i) * 64 + (col % 16) * 4;
+                        const auto* s = static_cast<const unsigned char*>(a.src) + (static_cast<uint64_t>(mat) * reg.l0c_src_stride + static_cast<uint64_t>(col / 16) * a.src_stride + static_cast<uint64_t>(i) * row_stride) * 64 + (col % 16) * 4;
                         const unsigned char* p = local(l0c, s, take * 4, 4, false);
-                        require_init(l0c, l0c.offset(p), take * 4, "FixPipe");
+                        if (!to) require_init(l0c, l0c.offset(p), take * 4, "FixPipe");
+                        else if (!written(l0c, l0c.offset(p), take * 4)) whole = false;
                         for (uint32_t e = 0; e < take; ++e) {
                             if (a.from_int && q.scale == Scale::none) {
                                 std::memcpy(row + (c + e) * 4, p + 4 * e, 4);
@@ -162,21 +191,26 @@ void move(const FixArgs& a, const Registers& reg, Arena& arena) {
                             } else {
                                 std::memcpy(&x, p + 4 * e, 4);
                             }
-                            if (q.scale == Scale::scalar) x *= trim(float_bits(reg.quant_scale));
+                            Quant word = scalar;
                             if (table) {
-                                uint32_t bits;
-                                std::memcpy(&bits, table + (col + e) * 8, 4);
-                                x *= trim(bits);
+                                uint64_t bits;
+                                std::memcpy(&bits, table + (col + e) * 8, 8);
+                                word = Quant(bits);
                             }
+                            if (q.scale != Scale::none) x *= word.scale;
                             if (a.relu && !(x > 0)) x = std::isnan(x) ? x : 0.0f;
-                            convert(row + (c + e) * esize, x, a.to, keep);
+                            word.is_signed = a.to == Elem::i8;
+                            if (integer) row[c + e] = integer8(x, word);
+                            else convert(row + (c + e) * esize, x, a.to, keep);
                         }
                         c += take;
                     }
                     unsigned char* d = dst + place(a, i - t.m0, j - t.n0, esize) * esize;
                     const uint32_t bytes = run * esize;
-                    if (to) std::memcpy(local(*to, d, bytes, 1, true), row, bytes);
-                    else write_gm(gm(d, bytes, true), row, bytes, reg);
+                    if (to) {
+                        std::memcpy(local(*to, d, bytes, 1, true), row, bytes);
+                        if (!whole) clear_init(*to, to->offset(d), bytes);
+                    } else write_gm(gm(d, bytes, true, reg.atomic_op != 0), row, bytes, reg);
                     moved(kFix, bytes, a.target == 0 ? cost::kFixToGm : (a.target == 2 ? cost::kFixToL1 : cost::kFixToUb) * (a.dual ? 2 : 1));
                     j += run;
                 }
@@ -185,7 +219,7 @@ void move(const FixArgs& a, const Registers& reg, Arena& arena) {
 }  // namespace
 
 void fixpipe(const FixArgs& a, Loc loc) {
-    if (g.core->kind != 0) return;
+    if (g.core->kind != 0 || a.n == 0 || a.m == 0) return;  // an empty copy is documented as no operation
     const char* name = a.target == 0 ? "asc_copy_l0c2gm" : a.target == 1 ? "asc_copy_l0c2ub" : "asc_copy_l0c2l1";
     const Registers reg = g.core->reg;
     Arena* arena = g.core->block->arena.get();
@@ -227,11 +261,10 @@ void set_l0c_nz(uint32_t num, uint32_t src_stride, uint32_t dst_stride) {
     r.l0c_nz_set = true;
 }
 void set_l0c_channel(uint32_t stride) { g.core->reg.l0c_channel = stride; }
-void set_prequant(float scale) {
-    g.core->reg.quant_scale = scale;
+void set_prequant_bits(uint64_t word) {
+    g.core->reg.quant_word = word;
     g.core->reg.quant_set = true;
 }
-void set_prequant_bits(uint64_t bits) { set_prequant(trim(static_cast<uint32_t>(bits))); }
 void set_l0c_config(uint64_t quant_addr, bool clean, Loc) {
     if (g.core->kind != 0) return;
     g.core->reg.quant_addr = quant_addr;

@@ -62,20 +62,23 @@ float element(const unsigned char* p, uint32_t i, Elem e, const Registers& r) {
     }
 }
 
-// One operand as float: rows x k, row-major, rows padded to 16.
+// One operand as float: rows x k, row-major, rows padded to 16. Rows with bytes that nobody wrote make results that count
+// as never written (padding of a tile may be left alone, as long as nothing of it is used).
 struct Operand {
     std::vector<float> v;
+    std::vector<uint8_t> known;  // per row
     uint32_t stride;
 };
 
-void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t rows, uint32_t k, bool nd, const Registers& r, const char* role) {
+void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t rows, uint32_t k, bool nd, const Registers& r) {
     const uint32_t bits = bits_of_elem(e), c0 = 256 / bits, kb_n = div_up(k, c0), rb_n = div_up(rows, 16);
     out.stride = k;
     out.v.assign(static_cast<size_t>(rb_n) * 16 * k, 0.0f);
+    out.known.assign(static_cast<size_t>(rb_n) * 16, 1);
     if (nd) {
         const uint32_t bytes = div_up(k * bits, 8);
         const unsigned char* p = local(m, base, bytes, 512, false);
-        require_init(m, m.offset(p), bytes, role);
+        out.known[0] = written(m, m.offset(p), bytes);
         for (uint32_t i = 0; i < k; ++i) out.v[i] = element(p, i, e, r);
         return;
     }
@@ -84,7 +87,7 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
         const uint32_t kk = std::min(c0, k - kb * c0), bytes = div_up(kk * bits, 8);
         for (uint32_t row = 0; row < rows; ++row) {
             const unsigned char* p = p0 + (static_cast<uint64_t>(kb) * rb_n + row / 16) * 512 + (row % 16) * 32;
-            require_init(m, m.offset(p), bytes, role);
+            out.known[row] &= written(m, m.offset(p), bytes);
             float* o = out.v.data() + static_cast<size_t>(row) * k + static_cast<size_t>(kb) * c0;
             if (e == Elem::bf16 && kk == 16) {
                 uint16_t b[16];
@@ -98,21 +101,26 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
 }
 
 // Scales of `rows` rows as float factors, [row][k/32].
-std::vector<float> read_scales(Memory& mx, Memory& l0, const void* operand, uint32_t rows, uint32_t k, const char* role) {
+std::vector<float> read_scales(Memory& mx, Memory& l0, const void* operand, uint32_t rows, uint32_t k, std::vector<uint8_t>& known) {
     const uint32_t pieces = div_up(k, 64), groups = k / 32;
     std::vector<float> s(static_cast<size_t>(div_up(rows, 16)) * 16 * groups);
     const unsigned char* p0 = local(mx, mx.base + l0.offset(operand) / 16, static_cast<uint64_t>(div_up(rows, 16)) * pieces * 32, 32, false);
     for (uint32_t row = 0; row < rows; ++row)
         for (uint32_t gidx = 0; gidx < groups; ++gidx) {
             const unsigned char* p = p0 + (static_cast<uint64_t>(row / 16) * pieces + gidx / 2) * 32 + (row % 16) * 2 + gidx % 2;
-            require_init(mx, mx.offset(p), 1, role);
+            known[row] &= written(mx, mx.offset(p), 1);
             s[static_cast<size_t>(row) * groups + gidx] = *p == 255 ? bits_float(0x7FC00000u) : std::ldexp(1.0f, static_cast<int>(*p) - 127);
         }
     return s;
 }
 
-template <class Acc>
-void load_c(Acc* acc, const unsigned char* block, uint32_t row) { std::memcpy(acc, block + row * 64, 64); }
+// One bit per 32-bit word from `offset` on; words from `count` to 16 count as written.
+uint16_t written_words(const Memory& m, uint32_t offset, uint32_t count) {
+    if (written(m, offset, count * 4)) return 0xFFFF;
+    uint32_t bits = (0xFFFFu << count) & 0xFFFFu;
+    for (uint32_t j = 0; j < count; ++j) bits |= static_cast<uint32_t>(written(m, offset + 4 * j, 4)) << j;
+    return static_cast<uint16_t>(bits);
+}
 
 // Wide vectors where the machine has them; without fused multiply-add every clone rounds alike.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
@@ -154,27 +162,33 @@ void compute(const MmadArgs& a, const Registers& reg) {
     Memory &l0a = arena_of(Mem::L0A), &l0b = arena_of(Mem::L0B), &l0c = arena_of(Mem::L0C);
     const uint32_t mb_n = div_up(a.m, 16), nb_n = div_up(a.n, 16);
     Operand A, B;
-    read_operand(A, l0a, a.a, a.ea, a.m, a.k, a.m == 1 && !a.disable_gemv, reg, "matrix A");
-    read_operand(B, l0b, a.b, a.eb, a.n, a.k, false, reg, "matrix B");
+    read_operand(A, l0a, a.a, a.ea, a.m, a.k, a.m == 1 && !a.disable_gemv, reg);
+    read_operand(B, l0b, a.b, a.eb, a.n, a.k, false, reg);
     std::vector<float> sa, sb;
     if (a.mx) {
-        sa = read_scales(arena_of(Mem::L0A_MX), l0a, a.a, a.m, a.k, "scales of A");
-        sb = read_scales(arena_of(Mem::L0B_MX), l0b, a.b, a.n, a.k, "scales of B");
+        sa = read_scales(arena_of(Mem::L0A_MX), l0a, a.a, a.m, a.k, A.known);
+        sb = read_scales(arena_of(Mem::L0B_MX), l0b, a.b, a.n, a.k, B.known);
     }
     const uint32_t c_bytes = mb_n * nb_n * 1024;
     unsigned char* c = local(l0c, a.c, c_bytes, 1024, false, false);
     const uint32_t c_off = l0c.offset(c);
+    // Which 16-column pieces of a row hold results of written bytes alone; all of them, nearly always.
+    std::vector<uint16_t> columns(nb_n, 0);
+    for (uint32_t j = 0; j < nb_n * 16; ++j) columns[j / 16] |= static_cast<uint16_t>((j >= a.n || B.known[j]) << (j % 16));
+    std::vector<uint16_t> before;
     if (!a.init && !a.bias) {
         track_local(l0c, c_off, c_bytes, false);
+        before.resize(static_cast<size_t>(nb_n) * a.m);
         for (uint32_t nb = 0; nb < nb_n; ++nb)
             for (uint32_t row = 0; row < a.m; ++row)
-                require_init(l0c, c_off + (nb * mb_n + row / 16) * 1024 + (row % 16) * 64, std::min(16u, a.n - nb * 16) * 4, "accumulator");
+                before[static_cast<size_t>(nb) * a.m + row] = written_words(l0c, c_off + (nb * mb_n + row / 16) * 1024 + (row % 16) * 64, std::min(16u, a.n - nb * 16));
     }
     track_local(l0c, c_off, c_bytes, true);
     const unsigned char* bias = nullptr;
     if (a.bias) {
         Memory& bt = arena_of(Mem::BT);
-        bias = local(bt, bt.base + a.bias_addr, a.n * 4, 64, false);
+        const uint64_t base = reinterpret_cast<uint64_t>(bt.base);  // an offset, or an address in the table
+        bias = local(bt, bt.base + (a.bias_addr >= base ? a.bias_addr - base : a.bias_addr), a.n * 4, 64, false);
         require_init(bt, bt.offset(bias), a.n * 4, "bias");
     }
     const bool keep = (reg.ctrl >> 48) & 1;
@@ -202,6 +216,15 @@ void compute(const MmadArgs& a, const Registers& reg) {
             std::memcpy(to, acc, 64);
         }
     }
+    for (uint32_t nb = 0; nb < nb_n; ++nb)
+        for (uint32_t row = 0; row < a.m; ++row) {
+            const uint32_t old = before.empty() ? 0xFFFFu : before[static_cast<size_t>(nb) * a.m + row];
+            const uint32_t known = A.known[row] ? columns[nb] & old : 0;
+            if (known == 0xFFFF) continue;
+            const uint32_t at = c_off + (nb * mb_n + row / 16) * 1024 + (row % 16) * 64;
+            for (uint32_t j = 0; j < 16; ++j)
+                if (!((known >> j) & 1)) clear_init(l0c, at + 4 * j, 4);
+        }
     g.sched->counters.macs += static_cast<uint64_t>(a.m) * a.n * a.k;
     g.sched->spent += cost::cube_cycles(a.m, a.k, a.n, bits_of_elem(a.ea));
 }
@@ -234,7 +257,8 @@ void mmad(const MmadArgs& a, Loc loc) {
         for (auto [m, p] : {std::pair<Memory*, const void*>{&arena->l0a, a.a}, {&arena->l0b, a.b}})
             if (m->holds(p) && m->offset(p) % align) stop(std::string(m->name) + " offset " + std::to_string(m->offset(p)) + " must be a multiple of " + std::to_string(align));
         const uint32_t off = arena->l0c.offset(a.c);
-        if (!a.init && !a.bias && c.mmad_addr == off && (a.m / 16) * (a.n / 16) < 10)
+        // Unit flags order the cube's own writes block by block; without them small accumulations need a barrier.
+        if (!a.init && !a.bias && !a.unit_flag && c.mmad_addr == off && (a.m / 16) * (a.n / 16) < 10)
             stop("accumulates into the block the previous mmad wrote; with fewer than 10 fractals a pipe_barrier(PIPE_M) must stand between");
         compute(a, reg);
         c.mmad_addr = off;

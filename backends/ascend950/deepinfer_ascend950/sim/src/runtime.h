@@ -111,7 +111,7 @@ struct Registers {
     uint32_t l0c_num = 1, l0c_src_stride = 0, l0c_dst_stride = 0;
     bool l0c_nz_set = false;
     uint32_t l0c_channel = 0;
-    float quant_scale = 1.0f;
+    uint64_t quant_word = 0;
     bool quant_set = false;
     uint64_t quant_addr = 0;
     bool quant_addr_set = false;
@@ -176,6 +176,7 @@ struct Options {
     bool race = true;
     bool ftz = false;
     bool check_uninit = true;
+    bool strict = false;      // a flag that is left set stops the launch instead of giving a warning
     double deadline_s = 60;   // wall time without progress while polling
     uint32_t ai_cores = 32;
     uint32_t ub_usable = 253952;
@@ -300,8 +301,10 @@ unsigned char* local(Memory& m, const void* p, uint64_t bytes, uint32_t align, b
 void track_local(Memory& m, uint32_t offset, uint32_t bytes, bool write);
 void require_init(Memory& m, uint32_t offset, uint32_t bytes, const char* role);
 void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uint32_t bytes);
+bool written(const Memory& m, uint32_t offset, uint32_t bytes);      // every byte was
+void clear_init(Memory& m, uint32_t offset, uint32_t bytes);         // as if never written
 void mark_init(Memory& m, uint32_t offset, uint32_t bytes);
-unsigned char* gm(const void* p, uint64_t bytes, bool write);
+unsigned char* gm(const void* p, uint64_t bytes, bool write, bool atomic = false);
 Memory& arena_of(Mem m);
 void limit(const char* arg, uint64_t value, uint64_t low, uint64_t high);
 void vf_store_track(Memory& m, uint32_t offset, uint32_t bytes, bool write);

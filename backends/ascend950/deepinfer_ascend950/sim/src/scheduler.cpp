@@ -260,8 +260,10 @@ void Scheduler::check_leftovers(Block& b) {
                 for (int i = 0; i < 8; ++i)
                     if (c.flag(s, d, i).set) {
                         g.loc = c.flag(s, d, i).loc;
-                        stop("flag " + std::string(pipe_name(s)) + "->" + pipe_name(d) + " id " + std::to_string(i) +
-                             " is still set when the kernel ends: a set_flag without its wait_flag");
+                        const std::string what = "flag " + std::string(pipe_name(s)) + "->" + pipe_name(d) + " id " + std::to_string(i) +
+                                                 " is still set when the kernel ends: a set_flag without its wait_flag";
+                        if (options.strict) stop(what);
+                        warnings.push_back(where(c, s, "end of kernel", g.loc) + ": " + what);
                     }
         for (int i = 0; i < 32; ++i) {
             if (c.open[i]) stop("buffer id " + std::to_string(i) + " was got but never released");

@@ -4,8 +4,8 @@
 #include "asc_sim/sync.h"
 #include "runtime.h"
 
-#undef block_idx
-#undef block_num
+
+
 
 namespace asc_sim {
 

@@ -71,8 +71,49 @@ inline void issue_vf(F f, const char* name, Loc loc) {
 
 }  // namespace asc_sim
 
-// Official call form of a vector function. Arguments are taken by value, as the hardware passes them.
+namespace asc_sim {
+
+// What a vector function is given for a parameter of type P: a copy, except that a reference parameter (a plan of UB, in
+// kernels that keep their addresses in a struct) stays the object the caller named.
+template <class P>
+struct Held {
+    P value;
+    template <class A>
+    explicit Held(A&& a) : value(static_cast<P>(a)) {}
+    P get() const { return value; }
+};
+template <class P>
+struct Held<P&> {
+    P* at;
+    template <class A>
+    explicit Held(A&& a) : at(const_cast<P*>(&a)) {}
+    P& get() const { return *at; }
+};
+template <class...>
+struct HeldAll {
+    template <class F, class... G>
+    void call(F f, G&... got) const { f(got.get()...); }
+};
+template <class P, class... R>
+struct HeldAll<P, R...> {
+    Held<P> first;
+    HeldAll<R...> rest;
+    template <class A, class... B>
+    explicit HeldAll(A&& a, B&&... b) : first(a), rest(b...) {}
+    template <class F, class... G>
+    void call(F f, G&... got) const { rest.call(f, got..., first); }
+};
+
+template <auto Fn, class... P, class... A>
+inline void vf_call(void (*)(P...), const char* name, Loc loc, A&&... args) {
+    static_assert(sizeof...(P) == sizeof...(A), "a vector function is called with all of its arguments");
+    issue_vf([held = HeldAll<P...>(args...)] { held.call(Fn); }, name, loc);
+}
+
+}  // namespace asc_sim
+
+// Official call form of a vector function.
 template <auto Fn, class... A>
-inline void asc_vf_call(A... args) {
-    asc_sim::issue_vf([=] { Fn(args...); }, "asc_vf_call", asc_sim::Loc{__builtin_FILE(), __builtin_LINE()});
+inline void asc_vf_call(A&&... args) {
+    asc_sim::vf_call<Fn>(Fn, "asc_vf_call", asc_sim::Loc(__builtin_FILE(), __builtin_LINE()), args...);
 }

@@ -52,7 +52,6 @@ struct FixArgs {
 void fixpipe(const FixArgs& args, Loc loc);
 void set_l0c_nz(uint32_t num, uint32_t src_stride, uint32_t dst_stride);
 void set_l0c_channel(uint32_t stride);
-void set_prequant(float scale);
 void set_prequant_bits(uint64_t bits);
 void set_l0c_config(uint64_t quant_addr, bool clean_unit_flag, Loc loc);
 void set_direction(bool n);
@@ -111,11 +110,23 @@ inline void asc_set_l0c_copy_nz_para(uint16_t matrix_num, uint16_t src_nz_matrix
 inline void asc_set_l0c2gm_nz2nd(uint64_t nd_num, uint64_t src_nd_stride, uint64_t dst_nd_stride) {
     asc_sim::set_l0c_nz(static_cast<uint32_t>(nd_num), static_cast<uint32_t>(src_nd_stride), static_cast<uint32_t>(dst_nd_stride));
 }
+// Distance of the rows of a source block, for transposing (NZ2DN) copies; 0 and 1 mean one after the other.
 inline void asc_set_l0c_copy_channel_para(uint16_t stride) { asc_sim::set_l0c_channel(stride); }
 inline void asc_set_l0c_copy_prequant(uint64_t config) { asc_sim::set_prequant_bits(config); }
-inline void asc_set_l0c_copy_prequant(float scale, uint16_t, bool) { asc_sim::set_prequant(scale); }
+inline void asc_set_l0c_copy_prequant(float scale, uint16_t offset, bool is_signed) {
+    asc_sim::set_prequant_bits(asc_sim::float_bits(scale) | (static_cast<uint64_t>(offset & 0x1FF) << 37) | (uint64_t{is_signed} << 46));
+}
+// The address of the table of a vector quantisation, in units of 128 bytes.
 inline void asc_set_l0c_copy_config(uint64_t, uint64_t quant_pre_addr, bool clean_unit_flag, ASC_LOC) {
     asc_sim::set_l0c_config(quant_pre_addr, clean_unit_flag, asc_loc);
+}
+inline void asc_set_l0c2gm_config(uint64_t, uint64_t quant_pre_addr, bool clean_unit_flag, ASC_LOC) {
+    asc_sim::set_l0c_config(quant_pre_addr, clean_unit_flag, asc_loc);
+}
+// Repeats of two-dimensional L0 loads: one, which kernels set before they load, is all that is modelled.
+inline void asc_set_l3d_rpt_b(uint64_t config, ASC_LOC) {
+    if (config != (uint64_t{1} << 16))
+        asc_sim::fail("asc_set_l3d_rpt_b", "only one repeat without a stride (1 << 16) is modelled", asc_loc);
 }
 
 #define ASC_FIX_TAIL                                                                                                           \

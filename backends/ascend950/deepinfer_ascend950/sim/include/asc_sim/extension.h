@@ -27,7 +27,7 @@ typedef struct asc_sim_counters {
 typedef struct asc_sim_extension {
     uint32_t struct_size;
     uint32_t reserved;
-    /* Options of this thread's later launches: "policy" (0 eager, 1 lazy, 2 random), "seed", "race", "ftz", "uninit",
+    /* Options of this thread's later launches: "policy" (0 eager, 1 lazy, 2 random), "seed", "race", "ftz", "uninit", "strict",
      * "deadline_s", "ai_cores", "ub_usable". DI_NOT_FOUND for another name. */
     di_status (*set_option)(const char* name, double value);
     di_status (*get_option)(const char* name, double* value);

@@ -85,6 +85,8 @@ enum class asc_store_l2_cache_mode : uint8_t {
     NORMAL_PERSISTENT = 2,
     NOTALLOC_CLEAN = 4,
 };
+enum class LD_L2CacheType : uint32_t { L2_CACHE_HINT_NORMAL_FV = 0 };
+enum class ST_L2CacheType : uint32_t { L2_CACHE_HINT_NORMAL_FV = 0 };
 enum class asc_unit_flag_mode : uint8_t { DISABLE = 0, ENABLE_KEEP = 2, ENABLE_UPDATE = 3 };
 enum class asc_dual_dst_mode : uint8_t { DUAL_DST_DISABLE = 0, DUAL_DST_SPLIT_M = 1, DUAL_DST_SPLIT_N = 2 };
 enum class asc_relu_pre_mode : uint8_t { NONE = 0, NORMAL = 1, SCALAR = 2, VECTOR = 3 };
@@ -104,6 +106,8 @@ enum class QuantMode_t : uint64_t {
     VQF322FP8_PRE,
     QF322HIF8_PRE,
     VQF322HIF8_PRE,
+    QF322HIF8_PRE_HYBRID,
+    VQF322HIF8_PRE_HYBRID,
     QF322F32_PRE,
     VQF322F32_PRE,
     QF322B8_PRE,
@@ -148,6 +152,25 @@ union asc_fill_value_config {
     };
 };
 
+// Strides of the built-in vsstb, in 32-byte units; `config` is what the built-in takes.
+union asc_store_align_config {
+    uint32_t config = 0;
+    struct {
+        uint32_t repeat_stride : 16;
+        uint32_t block_stride : 16;
+    };
+};
+union asc_store_align_config_post {
+    int32_t config = 0;
+    struct {
+        uint32_t repeat_stride : 16;
+        uint32_t block_stride : 16;
+    };
+};
+
+namespace __cce_simd {}    // the vendor's compiler keeps its built-ins in these; here everything is global
+namespace __cce_scalar {}
+
 namespace asc_sim {
 bool is_aic();
 bool is_aiv();
@@ -157,7 +180,8 @@ struct Loc {
     const char* file = "";
     int line = 0;
     // A constructor call, because g++ takes the line of a braced list from the template instead of from the caller.
-    constexpr Loc(const char* f = "", int l = 0) : file(f), line(l) {}
+    // Explicit, so that no surplus argument of a call becomes a place.
+    constexpr explicit Loc(const char* f = "", int l = 0) : file(f), line(l) {}
 };
 }  // namespace asc_sim
 

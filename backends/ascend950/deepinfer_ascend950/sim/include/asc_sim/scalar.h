@@ -142,3 +142,9 @@ struct fp4x2_e1m2_t {
 struct int4b_t {
     uint8_t bits;
 };
+// The same types under their other public names.
+using float8_e4m3_t = fp8_e4m3fn_t;
+using float8_e5m2_t = fp8_e5m2_t;
+using float8_e8m0_t = fp8_e8m0_t;
+using float4_e2m1x2_t = fp4x2_e2m1_t;
+using float4_e1m2x2_t = fp4x2_e1m2_t;

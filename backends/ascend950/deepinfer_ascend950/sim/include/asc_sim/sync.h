@@ -1,6 +1,9 @@
 // Synchronisation and system calls: the C style names, the built-ins they stand for, and the few classic names that
 // C-style kernels use (cross-core flags, InitSocState).
 #pragma once
+#include <cstdio>
+#include <string>
+
 #include "core.h"
 
 namespace asc_sim {
@@ -25,6 +28,13 @@ uint64_t get_ctrl();
 void set_atomic(int op, int type);
 void gm_store_release(void* p, const void* value, uint32_t bytes, Loc loc);
 void trap(Loc loc);
+template <class... A>
+inline void assert_failed(const char* condition, Loc loc, const char* format = "", A... values) {
+    char text[512];
+    if constexpr (sizeof...(A) > 0) std::snprintf(text, sizeof text, format, values...);
+    else std::snprintf(text, sizeof text, "%s", format);
+    fail("ascendc_assert", (std::string("the kernel's assertion ") + condition + " does not hold: " + text).c_str(), loc);
+}
 }  // namespace asc_sim
 
 inline void set_flag(pipe_t src, pipe_t dst, int id, ASC_LOC) { asc_sim::sync_set(src, dst, id, asc_loc); }
@@ -57,6 +67,14 @@ inline void asc_sync_block_wait(pipe_t pipe, int64_t id, ASC_LOC) { asc_sim::cro
 inline void asc_sync_intra_arrive(pipe_t pipe, uint64_t id, ASC_LOC) { asc_sim::cross_set(4, pipe, id, asc_loc); }
 inline void asc_sync_intra_wait(pipe_t pipe, uint64_t id, ASC_LOC) { asc_sim::cross_wait(4, pipe, id, asc_loc); }
 
+// Built-ins under the calls above. An AIC names AIV1 by the flag id + 16; config of the last: bits 4-5 mode, 8-11 id.
+inline void set_intra_block(pipe_t pipe, uint64_t id, ASC_LOC) { asc_sim::cross_set(4, pipe, id, asc_loc); }
+inline void wait_intra_block(pipe_t pipe, uint64_t id, ASC_LOC) { asc_sim::cross_wait(4, pipe, id, asc_loc); }
+inline void ffts_cross_core_sync(pipe_t pipe, uint64_t config, ASC_LOC) {
+    asc_sim::cross_set(static_cast<int>((config >> 4) & 3), pipe, (config >> 8) & 15, asc_loc);
+}
+inline void wait_flag_dev(pipe_t pipe, int64_t id, ASC_LOC) { asc_sim::cross_wait(2, pipe, static_cast<uint64_t>(id), asc_loc); }
+
 inline void asc_sync_data_barrier(mem_dsb_t, ASC_LOC) { asc_sim::data_barrier(asc_loc); }
 inline void dsb(mem_dsb_t, ASC_LOC) { asc_sim::data_barrier(asc_loc); }
 namespace __asc_aicore {
@@ -74,6 +92,7 @@ inline int64_t asc_get_ctrl() { return static_cast<int64_t>(asc_sim::get_ctrl())
 inline void set_ctrl(uint64_t v) { asc_sim::set_ctrl(v); }
 inline uint64_t get_ctrl() { return asc_sim::get_ctrl(); }
 inline int64_t get_block_idx() { return asc_sim::block_idx(); }
+inline int64_t asc_get_block_idx() { return asc_sim::block_idx(); }
 inline int64_t get_block_num() { return asc_sim::block_num(); }
 inline int64_t get_subblockid() { return asc_sim::subblock_id(); }
 inline int64_t get_subblockdim() { return asc_sim::subblock_num(); }
@@ -121,14 +140,54 @@ template <uint8_t Mode, pipe_t Pipe>
 inline void CrossCoreWaitFlag(uint16_t id, ASC_LOC) {
     asc_sim::cross_wait(Mode, Pipe, id, asc_loc);
 }
+// The classic spelling of flags between pipes: the pair is part of the name.
+enum class HardEvent : int {
+    MTE2_V, V_MTE2, MTE2_MTE1, MTE1_MTE2, MTE2_MTE3, MTE3_MTE2, MTE2_S, S_MTE2, MTE3_V, V_MTE3, MTE3_S, S_MTE3,
+    MTE1_M, M_MTE1, M_FIX, FIX_M, FIX_MTE2, MTE2_FIX, FIX_S, S_FIX, V_S, S_V, M_S, S_M, MTE1_FIX, FIX_MTE1, MTE3_MTE1, MTE1_MTE3,
+};
+}  // namespace AscendC
+namespace asc_sim {
+constexpr pipe_t kEventPipes[][2] = {
+    {PIPE_MTE2, PIPE_V}, {PIPE_V, PIPE_MTE2}, {PIPE_MTE2, PIPE_MTE1}, {PIPE_MTE1, PIPE_MTE2}, {PIPE_MTE2, PIPE_MTE3},
+    {PIPE_MTE3, PIPE_MTE2}, {PIPE_MTE2, PIPE_S}, {PIPE_S, PIPE_MTE2}, {PIPE_MTE3, PIPE_V}, {PIPE_V, PIPE_MTE3},
+    {PIPE_MTE3, PIPE_S}, {PIPE_S, PIPE_MTE3}, {PIPE_MTE1, PIPE_M}, {PIPE_M, PIPE_MTE1}, {PIPE_M, PIPE_FIX},
+    {PIPE_FIX, PIPE_M}, {PIPE_FIX, PIPE_MTE2}, {PIPE_MTE2, PIPE_FIX}, {PIPE_FIX, PIPE_S}, {PIPE_S, PIPE_FIX},
+    {PIPE_V, PIPE_S}, {PIPE_S, PIPE_V}, {PIPE_M, PIPE_S}, {PIPE_S, PIPE_M}, {PIPE_MTE1, PIPE_FIX},
+    {PIPE_FIX, PIPE_MTE1}, {PIPE_MTE3, PIPE_MTE1}, {PIPE_MTE1, PIPE_MTE3}};
+}  // namespace asc_sim
+namespace AscendC {
+template <HardEvent Event>
+inline void SetFlag(int id, ASC_LOC) {
+    constexpr auto* p = asc_sim::kEventPipes[static_cast<int>(Event)];
+    asc_sim::sync_set(p[0], p[1], id, asc_loc);
+}
+template <HardEvent Event>
+inline void WaitFlag(int id, ASC_LOC) {
+    constexpr auto* p = asc_sim::kEventPipes[static_cast<int>(Event)];
+    asc_sim::sync_wait(p[0], p[1], id, asc_loc);
+}
 template <pipe_t Pipe>
 inline void PipeBarrier(ASC_LOC) {
     asc_sim::sync_pipe(Pipe, asc_loc);
 }
-// Byte address of the scratch that the scalar units of an AI core share.
-inline uint64_t GetSsbufBaseAddr() { return reinterpret_cast<uint64_t>(asc_sim::mem_base(asc_sim::Mem::SSBUF)); }
+// Address of the scratch that the scalar units of an AI core share.
+inline void* GetSsbufBaseAddr() { return asc_sim::mem_base(asc_sim::Mem::SSBUF); }
 }  // namespace AscendC
 
-// The vendor's spelling without parentheses; last, so that nothing above is rewritten.
-#define block_idx (::asc_sim::block_idx())
-#define block_num (::asc_sim::block_num())
+// The vendor's spellings without parentheses: names that a kernel may shadow, hence objects and not macros.
+namespace asc_sim {
+struct BlockIdx {
+    operator int64_t() const { return block_idx(); }
+};
+struct BlockNum {
+    operator int64_t() const { return block_num(); }
+};
+}  // namespace asc_sim
+inline constexpr asc_sim::BlockIdx block_idx{};
+inline constexpr asc_sim::BlockNum block_num{};
+
+// Prints and stops the launch; the text is the kernel's.
+#define ascendc_assert(condition, ...)                                                                     \
+    do {                                                                                                   \
+        if (!(condition)) ::asc_sim::assert_failed(#condition, ::asc_sim::Loc(__FILE__, __LINE__), ##__VA_ARGS__); \
+    } while (false)

@@ -183,6 +183,17 @@ inline void asc_sub(vector_bool& carry, asc_vector<T>& dst, asc_vector<T> a, asc
     });
     carry = c;
 }
+template <class T>
+inline void asc_subc(vector_bool& carry, asc_vector<T>& dst, asc_vector<T> a, asc_vector<T> b, vector_bool in,
+                     vector_bool mask) {
+    vector_bool c{};
+    asc_sim::each(dst, mask, [&](int i) {
+        const uint64_t x = static_cast<uint32_t>(a.v[i]), y = uint64_t{static_cast<uint32_t>(b.v[i])} + !asc_sim::lane(in, i, 4);
+        asc_sim::set_lane(c, i, 4, x >= y);
+        return static_cast<T>(static_cast<uint32_t>(x - y));
+    });
+    carry = c;
+}
 // Full 64-bit product of 32-bit lanes: dst0 gets the low halves, dst1 the high ones.
 template <class T>
 inline void asc_mull(asc_vector<T>& dst0, asc_vector<T>& dst1, asc_vector<T> a, asc_vector<T> b, vector_bool mask) {
@@ -195,11 +206,20 @@ inline void asc_mull(asc_vector<T>& dst0, asc_vector<T>& dst1, asc_vector<T> a, 
 
 // Built-ins in merging mode: masked-off lanes keep their old value.
 inline constexpr int MODE_ZEROING = 0, MODE_MERGING = 1;
+namespace asc_sim {
 template <class T>
-inline void vmax(asc_vector<T>& dst, asc_vector<T> a, asc_vector<T> b, vector_bool mask, int mode = MODE_ZEROING) {
-    const asc_vector<T> old = dst;
-    asc_max(dst, a, b, mask);
-    if (mode == MODE_MERGING)
-        for (int i = 0; i < asc_vector<T>::lanes; ++i)
-            if (!asc_sim::lane(mask, i, sizeof(T))) dst.v[i] = old.v[i];
+inline void keep_masked_off(asc_vector<T>& dst, const asc_vector<T>& old, const vector_bool& mask) {
+    for (int i = 0; i < asc_vector<T>::lanes; ++i)
+        if (!asc_sim::lane(mask, i, sizeof(T))) dst.v[i] = old.v[i];
 }
+}  // namespace asc_sim
+#define ASC_MERGING(name, call)                                                                                   \
+    template <class T>                                                                                            \
+    inline void name(asc_vector<T>& dst, asc_vector<T> a, asc_vector<T> b, vector_bool mask, int mode = MODE_ZEROING) { \
+        const asc_vector<T> old = dst;                                                                            \
+        call(dst, a, b, mask);                                                                                    \
+        if (mode == MODE_MERGING) asc_sim::keep_masked_off(dst, old, mask);                                       \
+    }
+ASC_MERGING(vmax, asc_max)
+ASC_MERGING(vmin, asc_min)
+#undef ASC_MERGING

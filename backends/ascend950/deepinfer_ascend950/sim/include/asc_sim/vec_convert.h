@@ -50,6 +50,14 @@ inline D int_from_float(float x, Round r) {
     constexpr double hi = static_cast<double>(std::is_signed_v<D> ? (1ll << (8 * sizeof(D) - 1)) - 1 : (1ll << (8 * sizeof(D))) - 1);
     return static_cast<D>(y < lo ? lo : y > hi ? hi : y);
 }
+inline float float_from_int(int32_t x, Round r) {
+    const bool neg = x < 0;
+    const uint64_t a = neg ? uint64_t{0} - static_cast<uint64_t>(int64_t{x}) : static_cast<uint64_t>(x);
+    int shift = 0;
+    while ((a >> shift) >> 24) ++shift;
+    const double y = std::ldexp(static_cast<double>(round_shift(a, shift, r, neg)), shift);
+    return static_cast<float>(neg ? -y : y);
+}
 template <class W, class N, class F>
 inline void widen(asc_vector<W>& dst, const asc_vector<N>& src, const vector_bool& m, int part, F f) {
     constexpr int step = static_cast<int>(sizeof(W) / sizeof(N));
@@ -144,6 +152,7 @@ ASC_N2(rn) ASC_N2(rna) ASC_N2(rd) ASC_N2(ru) ASC_N2(rz)
 #define ASC_NARROW2(base, D, mode)                                                              \
     inline void base##_##mode(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 0, false); }          \
     inline void base##_##mode##_v2(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, false); }     \
+    inline void base##_##mode##_v2_impl(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, false); } \
     inline void base##_##mode##_sat(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 0, true); }     \
     inline void base##_##mode##_sat_v2(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, true); }  \
     template <asc_position_mode P>                                                              \
@@ -213,11 +222,35 @@ ASC_F2I(rn) ASC_F2I(rna) ASC_F2I(rd) ASC_F2I(ru) ASC_F2I(rz)
     inline void asc_int322float_##mode(vector_float& dst, vector_int32_t src, vector_bool mask) { \
         asc_sim::each(dst, mask, [&](int i) { return pick; });                                  \
     }
-ASC_I2F(rn, static_cast<float>(src.v[i]))
+ASC_I2F(rn, asc_sim::float_from_int(src.v[i], asc_sim::Round::rn))
+ASC_I2F(rna, asc_sim::float_from_int(src.v[i], asc_sim::Round::rna))
+ASC_I2F(rd, asc_sim::float_from_int(src.v[i], asc_sim::Round::rd))
+ASC_I2F(ru, asc_sim::float_from_int(src.v[i], asc_sim::Round::ru))
+ASC_I2F(rz, asc_sim::float_from_int(src.v[i], asc_sim::Round::rz))
 #undef ASC_I2F
-#define ASC_S16(part) narrow(dst, src, mask, part, [](float x) { return asc_sim::int_from_float<int16_t>(x, asc_sim::Round::rn); })
-ASC_PARTS2(asc_float2int16_rn, vector_int16_t, vector_float, ASC_S16)
-#undef ASC_S16
+// Out-of-range values saturate with and without _sat: the plain form leaves the choice to a control bit.
+#define ASC_S16_MODE(mode) [](float x) { return asc_sim::int_from_float<int16_t>(x, asc_sim::Round::mode); }
+#define ASC_S16_RN(part) narrow(dst, src, mask, part, ASC_S16_MODE(rn))
+#define ASC_S16_RNA(part) narrow(dst, src, mask, part, ASC_S16_MODE(rna))
+#define ASC_S16_RD(part) narrow(dst, src, mask, part, ASC_S16_MODE(rd))
+#define ASC_S16_RU(part) narrow(dst, src, mask, part, ASC_S16_MODE(ru))
+#define ASC_S16_RZ(part) narrow(dst, src, mask, part, ASC_S16_MODE(rz))
+ASC_PARTS2(asc_float2int16_rn, vector_int16_t, vector_float, ASC_S16_RN)
+ASC_PARTS2(asc_float2int16_rna, vector_int16_t, vector_float, ASC_S16_RNA)
+ASC_PARTS2(asc_float2int16_rd, vector_int16_t, vector_float, ASC_S16_RD)
+ASC_PARTS2(asc_float2int16_ru, vector_int16_t, vector_float, ASC_S16_RU)
+ASC_PARTS2(asc_float2int16_rz, vector_int16_t, vector_float, ASC_S16_RZ)
+ASC_PARTS2(asc_float2int16_rn_sat, vector_int16_t, vector_float, ASC_S16_RN)
+ASC_PARTS2(asc_float2int16_rna_sat, vector_int16_t, vector_float, ASC_S16_RNA)
+ASC_PARTS2(asc_float2int16_rd_sat, vector_int16_t, vector_float, ASC_S16_RD)
+ASC_PARTS2(asc_float2int16_ru_sat, vector_int16_t, vector_float, ASC_S16_RU)
+ASC_PARTS2(asc_float2int16_rz_sat, vector_int16_t, vector_float, ASC_S16_RZ)
+#undef ASC_S16_RN
+#undef ASC_S16_RNA
+#undef ASC_S16_RD
+#undef ASC_S16_RU
+#undef ASC_S16_RZ
+#undef ASC_S16_MODE
 #define ASC_T16(part) narrow(dst, src, mask, part, [](auto x) { return static_cast<int16_t>(x); })
 ASC_PARTS2(asc_int322int16, vector_int16_t, vector_int32_t, ASC_T16)
 #undef ASC_T16

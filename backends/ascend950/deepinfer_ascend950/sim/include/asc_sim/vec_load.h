@@ -129,6 +129,40 @@ ASC_LOAD_FORMS(asc_loadalign_upsample, LoadUp)
 ASC_LOAD_FORMS(asc_loadalign_downsample, LoadDown)
 #undef ASC_LOAD_FORMS
 
+// The built-in under these loads; the distribution is a word of its own. A word that is not here is a compile error.
+namespace asc_sim {
+template <class Mode, int Size>
+struct Dist {};  // Size: bytes per element the word is for, 0 = any
+template <class Mode, int Size, class T>
+inline constexpr bool dist_fits = Size == 0 || Size == sizeof(T);
+}  // namespace asc_sim
+inline constexpr asc_sim::Dist<asc_sim::LoadNorm, 0> NORM{};
+inline constexpr asc_sim::Dist<asc_sim::LoadBrc, 1> BRC_B8{};
+inline constexpr asc_sim::Dist<asc_sim::LoadBrc, 2> BRC_B16{};
+inline constexpr asc_sim::Dist<asc_sim::LoadBrc, 4> BRC_B32{};
+inline constexpr asc_sim::Dist<asc_sim::LoadBrcBlock, 0> BLK{};
+inline constexpr asc_sim::Dist<asc_sim::LoadElem2Block, 2> E2B_B16{};
+inline constexpr asc_sim::Dist<asc_sim::LoadElem2Block, 4> E2B_B32{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUnpack, 1> UNPK_B8{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUnpack, 2> UNPK_B16{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUnpack, 4> UNPK_B32{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUnpack4, 1> UNPK4_B8{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUp, 1> US_B8{};
+inline constexpr asc_sim::Dist<asc_sim::LoadUp, 2> US_B16{};
+inline constexpr asc_sim::Dist<asc_sim::LoadDown, 1> DS_B8{};
+inline constexpr asc_sim::Dist<asc_sim::LoadDown, 2> DS_B16{};
+template <class T, class I, class Mode, int Size, class = std::enable_if_t<std::is_integral_v<I>>>
+inline void vlds(asc_vector<T>& dst, T* src, I offset, asc_sim::Dist<Mode, Size>, ASC_LOC) {
+    static_assert(asc_sim::dist_fits<Mode, Size, T>, "this distribution is for elements of another width");
+    Mode::to(dst, src + static_cast<int32_t>(offset), asc_loc);
+}
+template <class T, class I, class Mode, int Size, class = std::enable_if_t<std::is_integral_v<I>>>
+inline void vlds(asc_vector<T>& dst, T*& src, I offset, asc_sim::Dist<Mode, Size>, asc_sim::PostUpdate, ASC_LOC) {
+    static_assert(asc_sim::dist_fits<Mode, Size, T>, "this distribution is for elements of another width");
+    Mode::to(dst, src, asc_loc);
+    src += static_cast<int32_t>(offset);
+}
+
 // Reads two registers full; even elements go to dst0, odd ones to dst1.
 template <class T>
 inline void asc_loadalign_deintlv(asc_vector<T>& dst0, asc_vector<T>& dst1, T* src, ASC_LOC) {

@@ -120,6 +120,11 @@ inline void asc_storealign_pack_quarter(T* dst, asc_vector<T> src, vector_bool m
     asc_sim::store_pack(dst, src, mask, 1, asc_loc);
 }
 template <class T>
+inline void asc_storealign_pack_quarter_postupdate(T*& dst, asc_vector<T> src, int32_t offset, vector_bool mask, ASC_LOC) {
+    asc_storealign_pack_quarter(dst, src, mask, asc_loc);
+    dst += offset;
+}
+template <class T>
 inline void asc_storealign_pack_v2(T* dst, asc_vector<T> src, vector_bool mask, ASC_LOC) {
     static_assert(sizeof(T) == 4);
     asc_sim::store_pack(dst, src, mask, 1, asc_loc);
@@ -133,6 +138,11 @@ inline void asc_storealign_intlv(T* dst, asc_vector<T> src0, asc_vector<T> src1,
     asc_sim::store_intlv(dst + offset, src0, src1, asc_loc);
 }
 template <class T>
+inline void asc_storealign_intlv_postupdate(T*& dst, asc_vector<T> src0, asc_vector<T> src1, int32_t offset, ASC_LOC) {
+    asc_sim::store_intlv(dst, src0, src1, asc_loc);
+    dst += offset;
+}
+template <class T>
 inline void asc_storealign(T* dst, asc_vector<T> src, uint16_t block_stride, uint16_t repeat_stride, vector_bool mask,
                            ASC_LOC) {
     asc_sim::store_strided(dst + repeat_stride * (32 / sizeof(T)), src, block_stride, mask, asc_loc);
@@ -142,6 +152,19 @@ inline void asc_storealign_postupdate(T*& dst, asc_vector<T> src, uint16_t block
                                       vector_bool mask, ASC_LOC) {
     asc_sim::store_strided(dst, src, block_stride, mask, asc_loc);
     dst += repeat_stride * (32 / sizeof(T));
+}
+// The built-in under the two calls above, for kernels that use it: config = block stride << 16 | repeat stride, the repeat
+// stride moves the address (or, when post-updating, the pointer afterwards).
+template <class T>
+inline void vsstb(asc_vector<T> src, T* dst, int32_t config, vector_bool mask, ASC_LOC) {
+    const auto c = static_cast<uint32_t>(config);
+    asc_sim::store_strided(dst + (c & 0xFFFF) * (32 / sizeof(T)), src, c >> 16, mask, asc_loc);
+}
+template <class T>
+inline void vsstb(asc_vector<T> src, T*& dst, int32_t config, vector_bool mask, asc_sim::PostUpdate, ASC_LOC) {
+    const auto c = static_cast<uint32_t>(config);
+    asc_sim::store_strided(dst, src, c >> 16, mask, asc_loc);
+    dst += (c & 0xFFFF) * (32 / sizeof(T));
 }
 inline void asc_storealign(uint32_t* dst, vector_bool src, ASC_LOC) {
     asc_sim::ub_touch(dst, 32, 32, true, "asc_storealign (mask)", asc_loc);

@@ -53,6 +53,11 @@ struct vector_align {
 };
 using vector_load_unalign = vector_align;
 using vector_store_unalign = vector_align;
+// The mode word of built-ins that move their pointer.
+namespace asc_sim {
+struct PostUpdate {};
+}
+inline constexpr asc_sim::PostUpdate POST_UPDATE{};
 struct vector_address {
     int64_t offset = 0;
 };

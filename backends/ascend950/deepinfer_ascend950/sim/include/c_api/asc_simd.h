@@ -9,5 +9,6 @@
 #include "../asc_sim/vec_mask.h"
 #include "../asc_sim/vec_permute.h"
 #include "../asc_sim/vec_store.h"
-// sync.h defines macros named like variables (block_idx); it comes last.
 #include "../asc_sim/sync.h"
+// Macros and built-ins over all of the above.
+#include "../asc_sim/spellings.h"
