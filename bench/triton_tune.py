@@ -42,12 +42,18 @@ def _grid(names: tuple[str, ...], sizes: tuple[int, ...], warps: tuple[int, ...]
     return [(dict.fromkeys(names, size), count) for size in sizes for count in warps]
 
 
+def _pairs(name: str) -> list[Choice]:
+    """Choices of the packed fp4 paths, which keep values and warps together."""
+    return [({name: (size, count)}, None) for size in (1024, 2048, 4096, 8192) for count in (1, 2, 4, 8)
+            if 8 <= size // count // 32 <= 64]
+
+
 DEFAULT: Choice = ({}, None)
 CHOICES: dict[str, list[Choice]] = {
     "norm.rms_norm": [({}, warps) for warps in (4, 8, 16)],
     "norm.fused_add_rms_norm": [({}, warps) for warps in (4, 8, 16)],
     "quant.quantize_fp8": _grid(TILES, (2048, 4096, 8192), (4, 8)),
-    "quant.quantize_mxfp4": _grid(TILES, (1024, 2048, 4096, 8192), (2, 4, 8)),
+    "quant.quantize_mxfp4": _pairs("quant.PAIRS"),
     "quant.dequantize": _grid(TILES, (1024, 2048, 4096), (2, 4, 8)),
     "quant.pack_scales": [
         ({"quant.PackScales.rows_tile": rows, "quant.PackScales.k_tile": columns}, warps)
@@ -62,6 +68,14 @@ CHOICES: dict[str, list[Choice]] = {
     "moe.route": [({"moe.ROUTE": pair}, None) for pair in ((1, 1), (2, 1), (2, 2), (4, 4), (8, 4))],
     "deep_ep.reduce": _grid(("grouping.BLOCK",), (512, 1024, 2048), (2, 4, 8)),
 }
+FP4 = {
+    "flash_mla.kv_cache_write": _pairs("flash_mla.WRITE_PAIRS"),
+    "flash_mla.kv_cache_read": _pairs("flash_mla.READ_PAIRS"),
+}
+
+
+def choices_of(case: Case) -> list[Choice]:
+    return FP4[case.op] if "fp4" in case.name and case.op in FP4 else CHOICES.get(case.op, [])
 
 
 @contextlib.contextmanager
@@ -106,7 +120,7 @@ def compile_all(device: Device, cases: list[Case], every: bool) -> list[str]:
     jobs = {}
     for case in cases:
         call = case.call(device)
-        for choice in CHOICES.get(case.op, []) if every else [DEFAULT]:
+        for choice in choices_of(case) if every else [DEFAULT]:
             for program in programs_of(device, case, choice):
                 build = specialise(call, program)
                 names = ("signature", "constants", "divisible", "warps", "stages", "fuse")
@@ -123,7 +137,7 @@ def label(choice: Choice) -> str:
 
 def measure(device: Device, case: Case, copy: Any, rounds: int, seconds: float) -> None:
     calls, wanted = {}, None
-    for choice in CHOICES.get(case.op, []):
+    for choice in choices_of(case):
         try:
             run = launcher(device, case, programs_of(device, case, choice))
             for tensor in case.written:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import frexp, gcd
 from typing import Any
 
+import torch
+
 from deepinfer.ops.flash_mla.codec import CACHE_FP4_FLOOR, FP8_FLOOR, MXFP4_FLOOR
 from deepinfer.ops.flash_mla.formats import LAYOUTS, KVFormat, Layout
 from deepinfer.registry import Call, TensorMeta
@@ -29,7 +31,8 @@ ROW_LIMIT = 8192
 TILE = 2048  # coded values per program of the cache ops; twice that where two share a byte
 PLAIN_TILE = 4096  # values per program of plain rows
 MERGE_TILE = 2048  # values per program of merging, of each state
-SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py")
+WRITE_PAIRS = READ_PAIRS = (4096, 4)  # values per program and warps of the packed fp4 paths
+SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py", "deepinfer_triton/device/fp4.py")
 
 
 def _cache_reason(cache: TensorMeta, layout: Layout) -> list[str]:
@@ -97,6 +100,24 @@ def _plain_tiling(width: int, tile: int) -> tuple[dict[str, int], int]:
     return {"ROWS": rows, "BLOCK": block}, rows
 
 
+def _pairs(layout: Layout, cache: TensorMeta, rows: TensorMeta, numbers: Mapping[str, int]) -> bool:
+    """Whether rows and codes can be taken eight values at a time: words of codes, vectors of bf16."""
+    whole = layout.bits == 4 and not layout.plain and not layout.coded & (layout.coded - 1)
+    dense = rows.dtype == torch.bfloat16 and rows.aligned and rows.stride[1] == 1 and not rows.stride[0] % 8
+    return whole and dense and cache.aligned and _alignment(numbers) >= 4
+
+
+def _pair_tiling(layout: Layout, tile: int) -> tuple[dict[str, Any], int]:
+    """(constants, tokens per program) of the packed path."""
+    rows = max(tile // layout.coded, 1)
+    return {"ROWS": rows, "TILES": layout.coded // layout.tile, "TILE": layout.tile, "SCALE": layout.scale_kind}, rows
+
+
+def _record(numbers: Mapping[str, int]) -> dict[str, int]:
+    """The numbers of a record without plain channels."""
+    return {name: value for name, value in numbers.items() if name != "plain_first"}
+
+
 class KvCacheWrite(TritonKernel):
     """In place; skipped slots touch nothing."""
 
@@ -125,11 +146,24 @@ class KvCacheWrite(TritonKernel):
             grid = ceil_div(rows.shape[0], step)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
+        if _pairs(layout, cache, rows, numbers):
+            return self._packed(numbers, cache, layout)
         constants, step = _tiling(layout)
         constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype), "ALIGN": _alignment(numbers)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         grid = ceil_div(rows.shape[0], step)
         return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}),)
+
+    def _packed(self, numbers: dict[str, int], cache: TensorMeta, layout: Layout) -> Sequence[Program]:
+        tile, warps = WRITE_PAIRS
+        constants, step = _pair_tiling(layout, tile)
+        floors = _floors(layout)
+        constants |= {"PAGE": cache.shape[1], "FLOOR": floors["FLOOR"], "LEAST": floors["LEAST"]}
+        constants["ALIGN"] = min(_alignment(numbers), layout.tile // 2)
+        grid, tensors = ceil_div(numbers["count"], step), ("kv_cache", "rows", "slots")
+        kept = {name: value for name, value in _record(numbers).items() if name != "row_column"}
+        kept["row_step"] //= 8
+        return (Program("fp4.write_pairs", grid, tensors, kept, constants, warps),)
 
 
 class KvCacheRead(TritonKernel):
@@ -158,6 +192,12 @@ class KvCacheRead(TritonKernel):
             shape, step = _plain_tiling(width, PLAIN_TILE)
             shape["PAGE"] = cache.shape[1]
             return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
+        if _pairs(layout, cache, result_meta(call, "rows"), numbers):
+            tile, warps = READ_PAIRS
+            constants, step = _pair_tiling(layout, tile)
+            constants["PAGE"] = cache.shape[1]
+            kept = {name: value for name, value in _record(numbers).items() if name != "width"}
+            return (Program("fp4.read_pairs", ceil_div(slots.shape[0], step), tensors, kept, constants, warps),)
         constants, step = _tiling(layout)
         constants |= {"PAGE": cache.shape[1], "RUN": run(result_meta(call, "rows").dtype), "ALIGN": _alignment(numbers)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from deepinfer.registry import Call
 from deepinfer_triton.blocks import TILE, block_reason, cut, strides, strides_reason
 from deepinfer_triton.kernel import (
@@ -23,7 +25,8 @@ from deepinfer_triton.kernel import (
 )
 
 NORMAL_FLOOR = 2.0**-50  # keeps scales in the range that needs no care with underflow
-SOURCES = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
+SOURCES: tuple[str, ...] = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
+PAIRS = (4096, 4)  # values per program and warps, of the packed path
 
 
 def _steps(names: str, values: tuple[int, int, int] | None) -> dict[str, int]:
@@ -65,10 +68,25 @@ class QuantizeMxfp4(QuantizeFp8):
 
     op = "quant.quantize_mxfp4"
     name = "triton_quantize_mxfp4"
+    sources = (*SOURCES, "deepinfer_triton/device/fp4.py")
     paired = True
 
     def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool | int]]:
         return {}, {"RUN": run(call["x"].dtype)}
+
+    def programs(self, call: Call) -> Sequence[Program]:
+        x, (height, width) = call["x"], call["block"]
+        batch, row, column = strides(x) or (0, 0, 0)
+        whole = height == 1 and width >= 8 and not width & (width - 1) and not x.shape[-1] % width
+        if not (whole and x.numel and x.dtype == torch.bfloat16 and x.aligned and column == 1
+                and not batch % 8 and not row % 8):
+            return super().programs(call)
+        found = cut(x.shape, (1, width), PAIRS[0])
+        known = ("rows", "grid_rows", "grid_cols", "lines", "tiles")
+        numbers = {"sb": batch // 8, "sr": row // 8, "cols": found.cols // 8, **{k: found.numbers[k] for k in known}}
+        constants = {"BC": width, **{name: found.constants[name] for name in ("ROWS", "CBS", "BATCHED")}}
+        tensors = ("x", "data", "scale")
+        return (Program("fp4.quantize_pairs", found.programs, tensors, numbers, constants, PAIRS[1]),)
 
 
 class Dequantize(TritonKernel):
