@@ -101,7 +101,8 @@ class Hardware(Side):
 
         stream = DriverStream(self.driver, 0, 0)
         stream.handle = 0
-        Prepared(fn, case.grid, case.block, case.smem, args, cluster=case.cluster)(stream)
+        place = self.driver.place(fn)
+        Prepared(fn, case.grid, case.block, case.smem, args, cluster=case.cluster, place=place)(stream)
 
     def encode(self, tile: Map, address: int) -> bytes:
         from cuda.bindings import driver as cu

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,8 +45,9 @@ class TorchEvent(Event):
         self.torch_event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
     def record(self, stream: Stream) -> None:
-        external = torch.cuda.ExternalStream(stream.handle) if stream.handle else None  # type: ignore[no-untyped-call]
-        self.torch_event.record(external)
+        if not isinstance(stream, TorchStream):
+            raise TypeError(f"stream: got {type(stream).__name__}, must be a stream of a CUDA device")
+        self.torch_event.record(stream.torch_stream)
 
     def synchronize(self) -> None:
         self.torch_event.synchronize()
@@ -76,7 +78,7 @@ class CudaExecutable(Executable):
         fn = self._functions.get(name)
         if fn is None:
             fn = self._functions[name] = self._driver.function(self._module, name)
-        return Prepared(fn, grid, block, smem_bytes, args, **attributes)
+        return Prepared(fn, grid, block, smem_bytes, args, place=self._driver.place(fn), **attributes)
 
     def launch(
         self, name: str, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Arg], *,
@@ -100,7 +102,8 @@ class CudaGraph(Graph):
 
     def __enter__(self) -> Graph:
         self._before = torch.cuda.current_stream(self._device)
-        self._context = torch.cuda.graph(self._graph, pool=self.pool, capture_error_mode="thread_local")
+        stream = _capture_stream(self._device)
+        self._context = torch.cuda.graph(self._graph, self.pool, stream, capture_error_mode="thread_local")
         self._context.__enter__()
         return self
 
@@ -115,10 +118,16 @@ class CudaGraph(Graph):
                 raise
         finally:
             if self._before is not None:
-                torch.cuda.set_stream(self._before)
+                make_current(self._before)
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+@lru_cache(maxsize=64)
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One per device (torch's own is of the device that captured first): graphs share memory freed on one stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _leave_capture(device: torch.device, pool: Any) -> None:
@@ -126,6 +135,13 @@ def _leave_capture(device: torch.device, pool: Any) -> None:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12):
         torch._C._cuda_endAllocateToPool(device.index, pool)
         torch._C._cuda_releasePool(device.index, pool)
+
+
+def make_current(stream: torch.cuda.Stream) -> None:
+    """`stream` becomes the current one of its device; torch would make that device current with it."""
+    before = torch.cuda.current_device()
+    torch.cuda.set_stream(stream)
+    torch.cuda.set_device(before)
 
 
 class CudaDevice(DriverDevice):
@@ -153,9 +169,9 @@ class CudaDevice(DriverDevice):
     def set_stream(self, stream: Stream | None) -> None:
         """Make `stream` torch's current stream on this device; None restores the default one."""
         if stream is None:
-            torch.cuda.set_stream(torch.cuda.default_stream(self.torch_device))
+            make_current(torch.cuda.default_stream(self.torch_device))
         elif isinstance(stream, TorchStream):
-            torch.cuda.set_stream(stream.torch_stream)
+            make_current(stream.torch_stream)
         else:
             raise TypeError(f"stream: got {type(stream).__name__}, must be a stream of this device")
 
@@ -172,7 +188,6 @@ class CudaDevice(DriverDevice):
         driver = self.raw_driver
         if not isinstance(driver, CudaDriver):
             raise TypeError(f"driver: got {type(driver).__name__}, must be CudaDriver")
-        driver.enter(self.ctx)
         return CudaExecutable(driver, self.ctx, image)
 
     def enable_peer(self, other: Device) -> None:

@@ -1,15 +1,17 @@
 """The hardware driver: `deepinfer.hal.Driver` over cuda.bindings, on each device's primary context (torch's own).
 
 Handles are CUDA's pointers. A context handle is the device index + 1, because the primary context is shared and must
-be current in the calling thread, which every function sees to. Launch attributes (clusters, programmatic dependent
-launch), tensor maps, graphs and peer memory are extensions.
+be current in the calling thread, which every function sees to. What was current before is so again afterwards: torch's
+current device is the current context, and stays what its user made it. Launch attributes (clusters, programmatic
+dependent launch), tensor maps, graphs and peer memory are extensions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -34,6 +36,7 @@ class CudaDriver:
 
     def __init__(self) -> None:
         self._contexts: dict[int, Any] = {}
+        self._homes: dict[int, int] = {}  # contexts of modules and of functions
         self._kinds: dict[int, tuple[str, Callable[[], None]]] = {}
         self._bases: dict[int, int] = {}  # allocations handed out at another address than the driver's
         self._guard = threading.Lock()
@@ -69,11 +72,18 @@ class CudaDriver:
                 self._contexts[index + 1] = check("cuDevicePrimaryCtxRetain", cu.cuDevicePrimaryCtxRetain(device))
         return index + 1
 
-    def enter(self, ctx: int) -> None:
-        """Make context `ctx` current in the calling thread."""
+    @contextlib.contextmanager
+    def within(self, ctx: int) -> Iterator[None]:
+        """Context `ctx` is current in the calling thread inside the block; one that had none keeps it."""
         if ctx not in self._contexts:
             raise invalid("ctx", ctx, "must be a context from open()")
+        before = check("cuCtxGetCurrent", cu.cuCtxGetCurrent())
         check("cuCtxSetCurrent", cu.cuCtxSetCurrent(self._contexts[ctx]))
+        try:
+            yield
+        finally:
+            if int(before):
+                check("cuCtxSetCurrent", cu.cuCtxSetCurrent(before))
 
     def enable_peer(self, ctx: int, peer: int) -> None:
         """Let work of context `ctx` reach the memory of context `peer`; once enabled it stays so."""
@@ -84,10 +94,10 @@ class CudaDriver:
         if not check("cuDeviceCanAccessPeer", cu.cuDeviceCanAccessPeer(*devices)):
             reason = "the driver reports no path between the two GPUs (cuDeviceCanAccessPeer)"
             raise UnsupportedError(f"CUDA device {ctx - 1} cannot reach the memory of device {peer - 1}", [reason])
-        self.enter(ctx)
-        (status,) = cu.cuCtxEnablePeerAccess(self._contexts[peer], 0)
-        if status != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
-            check("cuCtxEnablePeerAccess", (status,))
+        with self.within(ctx):
+            (status,) = cu.cuCtxEnablePeerAccess(self._contexts[peer], 0)
+            if status != cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+                check("cuCtxEnablePeerAccess", (status,))
 
     def release(self, handle: int) -> None:
         if handle in self._contexts:
@@ -113,79 +123,90 @@ class CudaDriver:
         return handle
 
     def mem_info(self, ctx: int) -> tuple[int, int]:
-        self.enter(ctx)
-        free, total = check("cuMemGetInfo", cu.cuMemGetInfo())
-        return int(free), int(total)
+        with self.within(ctx):
+            free, total = check("cuMemGetInfo", cu.cuMemGetInfo())
+            return int(free), int(total)
 
     def mem_alloc(self, ctx: int, nbytes: int, align: int = 256) -> int:
         if align < 1 or align & (align - 1):
             raise invalid("align", align, "must be a power of two", nearest=256)
-        self.enter(ctx)
-        room = align if align > 256 else 0  # cuMemAlloc's addresses are multiples of 256
-        base = int(check("cuMemAlloc", cu.cuMemAlloc(max(nbytes, 1) + room)))
-        address = base if not room else (base + align - 1) // align * align
-        if address != base:
-            with self._guard:
-                self._bases[address] = base
-        return address
+        with self.within(ctx):
+            room = align if align > 256 else 0  # cuMemAlloc's addresses are multiples of 256
+            base = int(check("cuMemAlloc", cu.cuMemAlloc(max(nbytes, 1) + room)))
+            address = base if not room else (base + align - 1) // align * align
+            if address != base:
+                with self._guard:
+                    self._bases[address] = base
+            return address
 
     def mem_free(self, ctx: int, address: int) -> None:
-        self.enter(ctx)
-        with self._guard:
-            base = self._bases.pop(address, address)
-        check("cuMemFree", cu.cuMemFree(base))
+        with self.within(ctx):
+            with self._guard:
+                base = self._bases.pop(address, address)
+            check("cuMemFree", cu.cuMemFree(base))
 
     def memcpy_async(self, ctx: int, dst: int, src: int, nbytes: int, kind: CopyKind, stream: int) -> None:
-        self.enter(ctx)
-        if nbytes:
-            check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, nbytes, self._require("stream", stream)))
+        with self.within(ctx):
+            if nbytes:
+                check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, nbytes, self._require("stream", stream)))
 
     def memset_async(self, ctx: int, dst: int, value: int, nbytes: int, stream: int) -> None:
-        self.enter(ctx)
-        if nbytes:
-            check("cuMemsetD8Async", cu.cuMemsetD8Async(dst, value, nbytes, self._require("stream", stream)))
+        with self.within(ctx):
+            if nbytes:
+                check("cuMemsetD8Async", cu.cuMemsetD8Async(dst, value, nbytes, self._require("stream", stream)))
 
     def stream_create(self, ctx: int) -> int:
-        self.enter(ctx)
-        stream = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        return self._own("stream", int(stream), lambda: check("cuStreamDestroy", cu.cuStreamDestroy(stream)))
+        with self.within(ctx):
+            stream = check("cuStreamCreate", cu.cuStreamCreate(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            return self._own("stream", int(stream), lambda: check("cuStreamDestroy", cu.cuStreamDestroy(stream)))
 
     def stream_synchronize(self, ctx: int, stream: int) -> None:
-        self.enter(ctx)
-        check("cuStreamSynchronize", cu.cuStreamSynchronize(self._require("stream", stream)))
+        with self.within(ctx):
+            check("cuStreamSynchronize", cu.cuStreamSynchronize(self._require("stream", stream)))
 
     def event_create(self, ctx: int) -> int:
-        self.enter(ctx)
-        event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT))
-        return self._own("event", int(event), lambda: check("cuEventDestroy", cu.cuEventDestroy(event)))
+        with self.within(ctx):
+            event = check("cuEventCreate", cu.cuEventCreate(cu.CUevent_flags.CU_EVENT_DEFAULT))
+            return self._own("event", int(event), lambda: check("cuEventDestroy", cu.cuEventDestroy(event)))
 
     def event_record(self, ctx: int, event: int, stream: int) -> None:
-        self.enter(ctx)
-        check("cuEventRecord", cu.cuEventRecord(self._require("event", event), self._require("stream", stream)))
+        with self.within(ctx):
+            check("cuEventRecord", cu.cuEventRecord(self._require("event", event), self._require("stream", stream)))
 
     def event_wait(self, ctx: int, event: int, stream: int) -> None:
-        self.enter(ctx)
-        where = self._require("stream", stream)
-        check("cuStreamWaitEvent", cu.cuStreamWaitEvent(where, self._require("event", event), 0))
+        with self.within(ctx):
+            where = self._require("stream", stream)
+            check("cuStreamWaitEvent", cu.cuStreamWaitEvent(where, self._require("event", event), 0))
 
     def event_synchronize(self, ctx: int, event: int) -> None:
-        self.enter(ctx)
-        check("cuEventSynchronize", cu.cuEventSynchronize(self._require("event", event)))
+        with self.within(ctx):
+            check("cuEventSynchronize", cu.cuEventSynchronize(self._require("event", event)))
 
     def event_elapsed_ms(self, ctx: int, start: int, stop: int) -> float:
-        self.enter(ctx)
-        pair = self._require("event", start), self._require("event", stop)
-        return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(*pair)))
+        with self.within(ctx):
+            pair = self._require("event", start), self._require("event", stop)
+            return float(check("cuEventElapsedTime", cu.cuEventElapsedTime(*pair)))
 
     def module_load(self, ctx: int, image: Image) -> int:
         if image.fmt not in ("cubin", "ptx"):
             raise invalid("image.fmt", image.fmt, "must be 'cubin' or 'ptx'", nearest="'cubin'")
-        self.enter(ctx)
-        module = check("cuModuleLoadData", cu.cuModuleLoadData(image.data + b"\0"))
-        return self._own("module", int(module), lambda: check("cuModuleUnload", cu.cuModuleUnload(module)))
+        with self.within(ctx):
+            module = check("cuModuleLoadData", cu.cuModuleLoadData(image.data + b"\0"))
+            self._homes[int(module)] = ctx
+            return self._own("module", int(module), lambda: check("cuModuleUnload", cu.cuModuleUnload(module)))
 
     def function(self, module: int, name: str) -> int:
-        return int(check("cuModuleGetFunction", cu.cuModuleGetFunction(self._require("module", module), name.encode())))
+        home = self._homes[self._require("module", module)]
+        with self.within(home):
+            found = int(check("cuModuleGetFunction", cu.cuModuleGetFunction(module, name.encode())))
+        self._homes[found] = home
+        return found
+
+    def place(self, fn: int) -> Place:
+        """Where launches of function `fn` belong."""
+        if fn not in self._homes:
+            raise invalid("fn", fn, "must be a function of this driver")
+        return Place(self, self._homes[fn])
 
     def launch(
         self, fn: int, grid: Dim3, block: Dim3, smem_bytes: int, args: Sequence[Arg], stream: int
@@ -194,10 +215,26 @@ class CudaDriver:
 
         target = DriverStream(self, 0, 0)
         target.handle = stream
-        Prepared(fn, grid, block, smem_bytes, args)(target)
+        Prepared(fn, grid, block, smem_bytes, args, place=self.place(fn))(target)
 
     def extension(self, name: str) -> Any | None:
         return None
+
+
+class Place:
+    """The context of a kernel. Processes with one device never ask what is current: it can only be that one."""
+
+    def __init__(self, driver: CudaDriver, ctx: int) -> None:
+        self._driver, self._ctx = driver, ctx
+        self._handle = int(driver._contexts[ctx])
+        self._several = check("cuDeviceGetCount", cu.cuDeviceGetCount()) > 1
+
+    def elsewhere(self) -> bool:
+        """Whether the calling thread works on another device."""
+        return bool(self._several) and int(cu.cuCtxGetCurrent()[1]) != self._handle
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        return self._driver.within(self._ctx)
 
 
 def parameter_block(args: Sequence[Arg]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:

@@ -1,8 +1,9 @@
 """A launch made ready once and repeated: parameter block, grid, cluster shape and attributes.
 
 Kernels are called thousands of times with the same pointers; building the parameter block and the attribute list each
-time would cost more than the launch. Invariant: what a launch hands to the driver never changes; every stream has a
-configuration of its own, so that threads on different streams share nothing.
+time would cost more than the launch. Invariants: what a launch hands to the driver never changes; every stream has a
+configuration of its own, so that threads on different streams share nothing; a launch runs on its kernel's device,
+whichever is current in the calling thread.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from cuda.bindings import driver as cu
 
 from deepinfer.hal import Arg, Stream
 from deepinfer.hal.driver import Dim3
-from deepinfer_cuda.driver import parameter_block
+from deepinfer_cuda.driver import Place, parameter_block
 from deepinfer_cuda.result import check
 
 DEFAULT_SHARED_LIMIT = 48 * 1024
 STREAM_LIMIT = 64  # configurations one launch keeps
 _SUCCESS = cu.CUresult.CUDA_SUCCESS
+_NO_CONTEXT = int(cu.CUresult.CUDA_ERROR_INVALID_CONTEXT)  # of a thread in which nothing used CUDA before
 
 
 def allow_shared(fn: int, smem_bytes: int) -> None:
@@ -43,9 +45,12 @@ class Prepared:
         *,
         cluster: Dim3 = (1, 1, 1),
         dependent: bool = False,
+        place: Place,
     ) -> None:
         """`cluster` divides `grid`, which counts blocks; `dependent` allows overlap with the previous grid's tail."""
-        allow_shared(fn, smem_bytes)
+        with place.within():
+            allow_shared(fn, smem_bytes)
+        self._place = place
         self._fn = cu.CUfunction(fn)
         self._pointers, self._keep = parameter_block(args)
         self._params = ctypes.addressof(self._pointers)
@@ -55,9 +60,14 @@ class Prepared:
     def __call__(self, stream: Stream) -> None:
         """Enqueue on `stream`."""
         config = self._configs.get(stream.handle) or self._configure(stream.handle)
-        (status,) = cu.cuLaunchKernelEx(config, self._fn, self._params, 0)
-        if status is not _SUCCESS and int(status) != 0:
-            check("cuLaunchKernelEx", (status,))
+        if not self._place.elsewhere():
+            (status,) = cu.cuLaunchKernelEx(config, self._fn, self._params, 0)
+            if status is _SUCCESS or int(status) == 0:
+                return
+            if int(status) != _NO_CONTEXT:
+                check("cuLaunchKernelEx", (status,))
+        with self._place.within():
+            check("cuLaunchKernelEx", cu.cuLaunchKernelEx(config, self._fn, self._params, 0))
 
     def _configure(self, stream: int) -> cu.CUlaunchConfig:
         grid, block, smem_bytes, cluster, dependent = self._shape

@@ -67,7 +67,6 @@ class HostLayerDevice(DriverDevice):
         super().__init__("cuda", self.cuda, "", index, torch.device("cpu"), props)
 
     def load(self, image: Image) -> PinningExecutable:
-        self.cuda.enter(self.ctx)
         return PinningExecutable(self.cuda, self.ctx, image)
 
     def encode(self, tile: TileMap) -> bytes:

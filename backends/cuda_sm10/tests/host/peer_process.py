@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
+from cuda.bindings import driver as cu
 from deepinfer_cuda.driver import CudaDriver
 from deepinfer_cuda.kernels.pack_rows import THREADS, UNIT
+from deepinfer_cuda.result import check
 
 from deepinfer.errors import DeepInferError
 from deepinfer.hal import Arg, CopyKind, Image
@@ -35,6 +37,7 @@ def main(ptx: bytes) -> None:
     source, target = driver.mem_alloc(there, values.nbytes), driver.mem_alloc(here, back.nbytes)
     driver.memcpy_async(there, source, values.data_ptr(), values.nbytes, CopyKind.H2D, 0)
     driver.stream_synchronize(there, 0)
+    current = int(check("cuCtxGetCurrent", cu.cuCtxGetCurrent()))
     image = Image(ptx, "ptx", "pack")
     fn = driver.function(driver.module_load(here, image), UNIT.symbol)
     for handle in (0, 99):
@@ -60,6 +63,7 @@ def main(ptx: bytes) -> None:
         print("the other direction worked")
     except DeepInferError as error:
         print(f"the other direction: {error}")
+    print("the current context stays", current == int(check("cuCtxGetCurrent", cu.cuCtxGetCurrent())))
 
 
 if __name__ == "__main__":

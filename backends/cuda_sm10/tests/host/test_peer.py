@@ -60,4 +60,5 @@ def test_the_hardware_driver_enables_one_direction(tmp_path: Path) -> None:
     assert sum("must be a context from open()" in line for line in said) == 2, said
     assert any("cannot reach the memory of device 0" in line for line in said), said
     assert "copied True 0" in said
+    assert "the current context stays True" in said
     assert any(line.startswith("the other direction: ") for line in said), said
