@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,7 +19,7 @@ from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
 from deepinfer_cuda.kernels import pack_rows
 from deepinfer_cuda.kernels.base import CudaKernel, Unit, load
-from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, ceil_div, choose
+from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, ceil_div, choose, choose_masked
 from deepinfer_cuda.kernels.pack_rows import Packing
 from deepinfer_cuda.tensor_map import slab_map
 
@@ -78,6 +78,7 @@ class Sm90Gemm(CudaKernel):
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
+    pick: ClassVar[Callable[..., Tile]] = staticmethod(choose)
     tensors: tuple[int, ...] = (0, 3, 8, 9)  # positions of the tensor arguments: A, B, and what `product` adds
 
     def units(self) -> Sequence[Unit]:
@@ -99,10 +100,14 @@ class Sm90Gemm(CudaKernel):
         """(groups, rows of one) that the tile is chosen for."""
         return 1, call["a"].shape[0]
 
-    def plan(self, device: Device, call: Call) -> Plan:
+    def tile(self, call: Call, units: int) -> Tile:
+        """The tile for a device with `units` SMs."""
         groups, rows = self.expected_rows(call)
         cols, depth = call["b"].shape[-2:]
-        tile = choose(rows, cols, depth, device.props.compute_units, groups, self.tiles, by_tma=stored_by_tma(call))
+        return self.pick(rows, cols, depth, units, groups, self.tiles, stored_by_tma(call))
+
+    def plan(self, device: Device, call: Call) -> Plan:
+        tile = self.tile(call, device.props.compute_units)
         packings, workspace = pack(call)
         codes = load(device, tile.unit), load(device, pack_rows.UNIT) if workspace else None
         lists, workspace = pack_lists(call, workspace)
@@ -163,6 +168,7 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "sm90_masked_grouped_gemm_bf16"
+    pick = staticmethod(choose_masked)
     tensors = (0, 3, 8)
 
     def expected_rows(self, call: Call) -> tuple[int, int]:

@@ -136,6 +136,7 @@ SM100_TILES = (
 # (bench/sm90_gemm_tune.py); its choices there take 1.02 times as long as the best ones on average, 1.19 at worst.
 COPY, COPY_BYTES = 40, 128  # cycles to start a copy, bytes per cycle of one SM
 SHARED_BYTES = 66  # bytes per cycle and SM when all load at once
+FILLINGS = (1 / 64, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2, 1)  # parts of their capacity that groups may hold
 START, SUMS, SPLIT = 1500, 5400, 4000  # first copies and last stores; sums of 64 columns; the exchange between parts
 
 
@@ -165,3 +166,22 @@ def choose(
     found = [tile for tile in tiles if by_tma and not tile.sums]
     found += [replace(tile, parts=n) for tile in tiles if tile.sums for n in PARTS if n <= blocks]
     return min(found, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
+
+
+def choose_masked(
+    capacity: int, cols: int, depth: int, units: int, groups: int, tiles: Sequence[Tile] = TILES, by_tma: bool = True
+) -> Tile:
+    """The tile for groups of up to `capacity` rows whose counts only the device knows.
+
+    Of the tiles that some filling likes best, the one whose worst modelled loss over all fillings is the smallest.
+    """
+    fillings = sorted({max(int(capacity * part), 1) for part in FILLINGS})
+    found = {rows: choose(rows, cols, depth, units, groups, tiles, by_tma) for rows in fillings}
+
+    def loss(tile: Tile) -> float:
+        return max(
+            cycles(tile, rows, cols, depth, units, groups) / cycles(best, rows, cols, depth, units, groups)
+            for rows, best in found.items()
+        )
+
+    return min(dict.fromkeys(found.values()), key=loss)
