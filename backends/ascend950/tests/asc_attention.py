@@ -6,17 +6,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from deepinfer_ascend950.ops import cache, merge, mla
+from deepinfer_ascend950.ops import cache, fused, merge, mla
+from torch.nn import functional as F
 
 from deepinfer.hal import Arg
 from deepinfer.ops.flash_mla.cache_cases import Shape as CacheShape
+from deepinfer.ops.flash_mla.codec import encode_rows
 from deepinfer.ops.flash_mla.decode_cases import Shape as DenseShape
+from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.prefill_cases import Shape as RaggedShape
+from deepinfer.ops.flash_mla.rotate import rotate
 from deepinfer.ops.flash_mla.sparse_decode_cases import Shape as DecodeShape
 from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
-NUMBERS = {"mla_attend": range(30, 56), "kv_cache": range(70, 76), "merge_states": range(80, 84)}
+NUMBERS = {
+    "mla_attend": range(30, 57),
+    "kv_cache": range(70, 76),
+    "merge_states": range(80, 84),
+    "rotate": range(100, 106),
+}
 # (entry, grid, arguments, judgement, what the arguments point at)
 Parts = tuple[str, int, list[Arg], Callable[[], bool], tuple[object, ...]]
 
@@ -112,6 +121,43 @@ def _per_head(pairs: tuple[tuple[int, int], ...], bad: tuple[int, ...] = ()) -> 
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
+def _rest_of_queries() -> Parts:
+    """One key and queries in two parts: lse is the logit of their sum."""
+    g = _generator(10)
+    exact, kv = torch.randn(2, 16, 512, generator=g), (torch.randn(8, 512, generator=g)).bfloat16()
+    q = torch.cat((exact.bfloat16(), (exact - exact.bfloat16().float()).bfloat16()[..., 448:]), -1)
+    out, lse = torch.full((2, 16, 512), torch.nan), torch.full((16, 2), torch.nan)
+    pool = mla.Pool(kv, torch.full((2, 1, 1), 3, dtype=torch.int32), None, mla.plain_rows(512, 1024), 8, 8, 0, 1)
+    problem = mla.Problem(q.unsqueeze(1), (pool,), out.unsqueeze(1), lse.t().unsqueeze(-1), mla.SPARSE, 0.1, rest=64)
+    both = q[..., :512].double()
+    both[..., 448:] += q[..., 512:].double()
+    wanted = (both @ kv[3].double() * 0.1).t()
+    return problem.entry, 1, problem.pack(), lambda: _close(lse, wanted, 1e-6), (q, kv, pool, out)
+
+
+def _rotated(back: bool) -> Parts:
+    """Groups of 16 and 4 heads, five tokens on one core; rows come out rotated, or rotated back and quantised."""
+    g = _generator(11)
+    q, angle = torch.randn(5, 20, 512, generator=g), torch.rand(9, 32, generator=g) * 6
+    table, positions = torch.cat((angle.cos(), angle.sin()), 1), torch.tensor([8, -5, 100, 3, 1])
+    wanted = rotate(q.double() if back else q.bfloat16().double(), positions, table.double(), inverse=back)
+    if not back:
+        out = torch.full((5, 20, 576), torch.nan).bfloat16()
+        q = q.bfloat16()
+        packed = fused.rotate_arguments(q, positions, table, out, None, 64)
+        right = lambda: _close(out[..., :512] + F.pad(out[..., 512:].double(), (448, 0)), wanted, 2**-15)  # noqa: E731
+        return "rotate", 1, packed, right, (q, table, positions, out)
+    codes, scales = torch.zeros(5, 20, 512).to(torch.float8_e4m3fn), torch.zeros(5, 20, 16, dtype=torch.uint8)
+    packed = fused.rotate_arguments(q, positions, table, codes, scales, 0)
+    parts = encode_rows(wanted.flatten(0, 1), LAYOUTS["v41_fp8"])
+
+    def quantised() -> bool:
+        made = codes.double().unflatten(-1, (16, 32)) * torch.exp2(scales.double() - 127)[..., None]
+        return torch.equal(scales.flatten(), parts.scales.flatten()) and _close(made.flatten(-2), wanted, 2**-4)
+
+    return "rotate", 1, packed, quantised, (q, table, positions, codes, scales)
+
+
 def _written(name: str, dtype: torch.dtype) -> Parts:
     args = CacheShape(name, n=12, slots="wild", kind="wide", dtype=dtype).make_write(_generator(5))
     wanted: dict[str, Any] = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in args.items()}
@@ -144,8 +190,11 @@ def launches(source: str) -> list[Parts]:
     if source == "mla_attend":
         return [
             _sparse(), _float_scales(), _many_float_scales(), _causal(), _per_head(((70, 90), (38, 40))),
-            _per_head(((70, 130), (38, 40)), bad=(70, 127, 135)),
+            _per_head(((70, 130), (38, 40)), bad=(62, 70, 127, 135)),
+            _rest_of_queries(),
         ]  # fmt: skip
     if source == "kv_cache":
         return [_written("v41_fp8", torch.bfloat16), _written("v32_fp8", torch.float32), _read()]
+    if source == "rotate":
+        return [_rotated(False), _rotated(True)]
     return [_merged()]

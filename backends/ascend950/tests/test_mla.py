@@ -114,6 +114,17 @@ def test_split_keys(name: str, sink: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, run("flash_mla.decode", args), strict=True))
 
 
+@pytest.mark.parametrize("policy", [0, 1])
+@pytest.mark.parametrize("name", ["index_fp8", "index_fp4"])
+def test_narrow_quantised_rows(sim: SimDriver, name: str, policy: int) -> None:
+    """Rows of 128 channels: a single tile of float32 scales, without plain channels."""
+    sim.set_option("policy", policy)
+    args = DecodeShape(2, 2, 70, name, 90, 16, 100, holes="wild").make(generator(14))
+    check("flash_mla.sparse_decode", args | {"d_v": 100})
+    args = DenseShape(lens=(70, 131), s_q=3, h=8, page=16, format=name).make(generator(15))
+    check("flash_mla.decode", args | {"causal": True, "d_v": 128})
+
+
 def test_parts_fill_the_cores() -> None:
     assert parts_of(1, 1, 128, 8192, 32) == 16
     assert parts_of(1, 1, 64, 8192, 32) == 32

@@ -7,11 +7,10 @@
 // A "slot" numbers a cached row: block * page + place in the block. A slot that is out of range, or stands past the end,
 // is a hole: its row is zeros and its weight is 0.
 #pragma once
-#include "deepinfer.h"
+#include "codec.h"
 
 enum MlaMode : int32_t { MLA_SPARSE = 0, MLA_PAGED = 1, MLA_ROWS = 2, MLA_HEADS = 3 };
 enum MlaKind : int32_t { ROWS_BF16 = 0, ROWS_FP8 = 1, ROWS_FP4 = 2, ROWS_F32 = 3 };
-enum MlaScale : int32_t { SCALE_F32 = 0, SCALE_UE8M0 = 1, SCALE_E4M3 = 2 };
 
 // One pool of rows. A row comes in up to three pieces: `len` bytes at block + off + place * pitch go to byte `to` of the
 // raw row in UB. Raw rows hold codes at 0, scales at scale_at, plain channels at plain_at; float32 scales are the third
@@ -27,6 +26,7 @@ struct MlaPool {
 // Channels times float32 scales do not fit bf16, codes do: the cube multiplies codes, the scale of a key and tile of 128
 // channels enters S and P.
 __aicore__ inline bool mla_tiled(const MlaPool& o) { return o.kind == ROWS_FP8 && o.scale_kind == SCALE_F32; }
+__aicore__ inline int32_t mla_tiles(const MlaPool& o) { return mla_tiled(o) ? o.coded / 128 : 0; }
 
 struct MlaArgs {
     __gm__ uint8_t* q;
@@ -43,12 +43,13 @@ struct MlaArgs {
     int64_t out_n, lse_n;                                             // of partial results
     int64_t cu_q_step, cu_k_step, head_k, head_v, rows_q, rows_k;
     int32_t batch, s_q, heads, d_qk, d_v, v_at, mode, causal, pools, splits, cu_q_bytes, cu_k_bytes, out_f32;
+    int32_t rest;  // more channels of q: what rounding left of the last ones before
     float scale;
     MlaPool pool[2];
 };
 
 constexpr int32_t ROWS = 64, HALF = 32;  // of a job; of a vector core
-constexpr int32_t TILE = 128, TILES = 4;  // channels that share a float32 scale; of a row
+constexpr int32_t TILE = 128, TILES = 4;  // channels that share a float32 scale; at most, of a row: 4, or 1 (INDEX_FP8)
 constexpr int32_t NO_LIMIT = 0x3FFFFFFF;
 
 struct MlaJob {

@@ -196,17 +196,18 @@ __simd_callee__ inline void lanes_of(vector_bool& seen, uint32_t low, uint32_t h
     asc_and(word, word, place, all);
     seen = asc_ne_scalar(word, 0u, all);
 }
-// The float32 scales of 64 keys, lane by lane: key k has those of its four tiles at table[8 * k].
-#define LOAD_SCALES(a, b, c, d, table)                      \
-    do {                                                    \
-        vector_s32 lane;                                    \
-        vector_u32 at;                                      \
-        asc_arange(lane, 0);                                \
-        asc_shiftleft_scalar(at, AS(vector_u32, lane), 3, all); \
-        asc_gather(a, table, at, all);                      \
-        asc_gather(b, (table) + 1, at, all);                \
-        asc_gather(c, (table) + 2, at, all);                \
-        asc_gather(d, (table) + 3, at, all);                \
+// The float32 scales of 64 keys, lane by lane: key k has that of its first tile at table[8 * k], those of three more behind.
+#define LOAD_SCALES(a, b, c, d, table, four)                    \
+    do {                                                        \
+        vector_s32 keys;                                        \
+        vector_u32 at;                                          \
+        asc_arange(keys, 0);                                    \
+        asc_shiftleft_scalar(at, AS(vector_u32, keys), 3, all); \
+        asc_gather(a, table, at, all);                          \
+        if (!(four)) break;                                     \
+        asc_gather(b, (table) + 1, at, all);                    \
+        asc_gather(c, (table) + 2, at, all);                    \
+        asc_gather(d, (table) + 3, at, all);                    \
     } while (0)
 constexpr uint32_t S_STEP = 32 * S_PITCH, P_STEP = 32 * S_PITCH;  // elements between tiles of S and of P
 
@@ -217,27 +218,37 @@ constexpr uint32_t S_STEP = 32 * S_PITCH, P_STEP = 32 * S_PITCH;  // elements be
         asc_sub(nothing, x, x, all); \
         asc_add(x, x, nothing, all); \
     } while (0)
-// First tile of S = scale * (sum of tiles times their scales + products of the plain channels).
-__simd_vf__ inline void add_tiles(__ubuf__ float* s, __ubuf__ float* table, uint16_t rows, float scale) {
+// First tile of S = scale * (sum of one or four tiles times their scales + products of the plain channels, if there are).
+__simd_vf__ inline void add_tiles(__ubuf__ float* s, __ubuf__ float* table, uint16_t rows, float scale, bool four, bool plain) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL);
     vector_float a, b, c, d;
-    LOAD_SCALES(a, b, c, d, table);
+    LOAD_SCALES(a, b, c, d, table, four);
     NAN_IF_INFINITE(a);
     asc_mul_scalar(a, a, scale, all);
-    NAN_IF_INFINITE(b);
-    asc_mul_scalar(b, b, scale, all);
-    NAN_IF_INFINITE(c);
-    asc_mul_scalar(c, c, scale, all);
-    NAN_IF_INFINITE(d);
-    asc_mul_scalar(d, d, scale, all);
+    if (four) {
+        NAN_IF_INFINITE(b);
+        NAN_IF_INFINITE(c);
+        NAN_IF_INFINITE(d);
+        asc_mul_scalar(b, b, scale, all);
+        asc_mul_scalar(c, c, scale, all);
+        asc_mul_scalar(d, d, scale, all);
+    }
     for (uint16_t r = 0; r < rows; ++r) {
         __ubuf__ float* at = s + r * S_PITCH;
-        vector_float x = asc_loadalign(at + 4 * S_STEP), t0 = asc_loadalign(at), t1 = asc_loadalign(at + S_STEP), t2 = asc_loadalign(at + 2 * S_STEP), t3 = asc_loadalign(at + 3 * S_STEP);
-        asc_mul_scalar(x, x, scale, all);
-        asc_mula(x, t0, a, all);
-        asc_mula(x, t1, b, all);
-        asc_mula(x, t2, c, all);
-        asc_mula(x, t3, d, all);
+        vector_float x = asc_loadalign(at), y;
+        asc_mul(x, x, a, all);
+        if (four) {
+            y = asc_loadalign(at + S_STEP);
+            asc_mula(x, y, b, all);
+            y = asc_loadalign(at + 2 * S_STEP);
+            asc_mula(x, y, c, all);
+            y = asc_loadalign(at + 3 * S_STEP);
+            asc_mula(x, y, d, all);
+        }
+        if (plain) {
+            y = asc_loadalign(at + (four ? 4 : 1) * S_STEP);
+            asc_axpy(x, y, scale, all);
+        }
         asc_storealign(at, x, all);
     }
 }
@@ -335,7 +346,7 @@ __simd_vf__ inline void exponents(__ubuf__ float* s, __ubuf__ T* probs, __ubuf__
 
 // The same with a P for every tile of values: P times the scales, 0 where a token does not see a key, whatever the scale.
 __simd_vf__ inline void exponents_tiled(__ubuf__ float* s, __ubuf__ bfloat16_t* probs, __ubuf__ float* part, __ubuf__ float* stats, __ubuf__ float* table, uint16_t tokens, uint16_t heads,
-                                        uint32_t low, uint32_t high, int32_t limit, int32_t step) {
+                                        uint32_t low, uint32_t high, int32_t limit, int32_t step, bool four) {
     const vector_bool all = asc_create_mask_b32(PAT_ALL), half = asc_create_mask_b16(PAT_VL64), m = asc_create_mask_b32(PAT_VL32);
     vector_bool seen, counts;
     vector_s32 lane;
@@ -345,7 +356,7 @@ __simd_vf__ inline void exponents_tiled(__ubuf__ float* s, __ubuf__ bfloat16_t* 
     asc_arange(lane, 0);
     asc_duplicate_scalar(zero, 0.0f, all);
     asc_duplicate_scalar(none_bits, 0xFF800000u, all);
-    LOAD_SCALES(a, b, c, d, table);
+    LOAD_SCALES(a, b, c, d, table, four);
     for (uint16_t t = 0; t < tokens; ++t) {
         counts = asc_lt_scalar(lane, limit + step * int32_t(t), seen);
         for (uint16_t h = 0; h < heads; ++h) {
@@ -357,6 +368,7 @@ __simd_vf__ inline void exponents_tiled(__ubuf__ float* s, __ubuf__ bfloat16_t* 
             asc_reduce_sum(sum, x, all);
             asc_storealign_1st(part + r, sum);
             STORE_WEIGHTS(0, a);
+            if (!four) continue;
             STORE_WEIGHTS(1, b);
             STORE_WEIGHTS(2, c);
             STORE_WEIGHTS(3, d);

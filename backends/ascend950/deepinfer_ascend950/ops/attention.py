@@ -37,6 +37,8 @@ SOURCES: tuple[str, ...] = (
     "kernels/mla_attend.asc",
     "kernels/mla_vector.h",
     "kernels/mla_args.h",
+    "kernels/codec.h",
+    "kernels/convert.h",
     "kernels/deepinfer.h",
 )
 ENTRIES = {torch.bfloat16: "mla_attend", torch.float32: "mla_attend_f32"}

@@ -21,7 +21,13 @@ from deepinfer_ascend950.ops.mla import cache_rows
 
 ARGS = "4q3q3q3i3i12i3fi"
 ROW_TYPES = {torch.float32: 0, torch.bfloat16: 1}
-SOURCES = ("kernels/kv_cache.asc", "kernels/mla_args.h", "kernels/convert.h", "kernels/deepinfer.h")
+SOURCES = (
+    "kernels/kv_cache.asc",
+    "kernels/codec.h",
+    "kernels/mla_args.h",
+    "kernels/convert.h",
+    "kernels/deepinfer.h",
+)
 
 
 def scale_rule(layout: Layout) -> tuple[float, float, float, int]:

@@ -7,7 +7,7 @@ modes differ in where the next key lies. See ops/attention.py for the ops.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -56,11 +56,9 @@ def coded_rows(layout: Layout, page: int, pitch: int) -> Rows:
         pieces = [(0, data, data, 0), (page * data, row, scales, scale_at)]
     elif plain == 0:  # codes, then scales: one piece
         scale_at, pieces = codes, [(0, pitch, codes + scales, 0)]
-    elif layout.scale_kind == "f32":  # scales apart from the raw rows
-        pieces = [(0, pitch, codes, 0), (codes + scales, pitch, plain, plain_at), (codes, pitch, scales, 0)]
     else:
         pieces = [(0, pitch, codes, 0), (codes, pitch, scales, scale_at), (codes + scales, pitch, plain, plain_at)]
-    raw = _up(max(to + size for _, _, size, to in pieces[: 2 if layout.scale_kind == "f32" else 3]), 32)
+    raw = _up(max(to + size for _, _, size, to in pieces), 32)
     return Rows(
         tuple(pieces),
         KINDS[layout.bits],
@@ -135,11 +133,20 @@ def cache_rows(cache: torch.Tensor, name: str) -> Rows:
     return coded_rows(layout, cache.shape[1], pitch) if layout.quantised else plain_rows(cache.shape[2], pitch, size)
 
 
+def attended_rows(cache: torch.Tensor, name: str) -> Rows:
+    """The same for attention, which keeps float32 scales in a table apart from the raw rows: they come last."""
+    rows = cache_rows(cache, name)
+    if LAYOUTS[name].scale_kind != "f32":
+        return rows
+    codes, (at, pitch, size, _), plain = (*rows.pieces, (0, 0, 0, 0))[:3]
+    return replace(rows, pieces=(codes, plain, (at, pitch, size, 0)), raw_pitch=_up(codes[2] + plain[2], 32))
+
+
 def paged_pool(cache: torch.Tensor, name: str, index: torch.Tensor, length: torch.Tensor | None, topk: int) -> Pool:
     """A paged cache [blocks, page, ...] in format `name`."""
     blocks, page, _ = cache.shape
     stride = cache.stride(0) * cache.element_size()
-    return Pool(cache, index, length, cache_rows(cache, name), page, blocks * page, stride, topk)
+    return Pool(cache, index, length, attended_rows(cache, name), page, blocks * page, stride, topk)
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ class Problem:
     """One launch. q [b, s, h, d], out [b, s, h, d_v], lse and top [b, h, s]; ragged ones have b = 1 and cut s by cu_q.
 
     `values` are those of keys per head; `parts` > 1 splits every request's keys, with out [parts, b, s, h, d_v] and
-    lse [parts, b, h, s] for the partial results.
+    lse [parts, b, h, s] for the partial results. The last `rest` channels of q are what rounding left of those before.
     """
 
     q: torch.Tensor
@@ -163,6 +170,7 @@ class Problem:
     cu_k: torch.Tensor | None = None
     values: torch.Tensor | None = None
     parts: int = 1
+    rest: int = 0
 
     @property
     def entry(self) -> str:
@@ -198,10 +206,17 @@ class Problem:
         strides += [_head(keys), _head(self.values)] if self.mode == HEADS else [0, 0]
         strides += [q.shape[1], keys.shape[0]]
         batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
-        sizes = [batch, *q.shape[1:], out.shape[-1], q.shape[-1] if self.mode == HEADS else 0, self.mode]
+        sizes = [
+            batch,
+            *q.shape[1:3],
+            q.shape[3] - self.rest,
+            out.shape[-1],
+            q.shape[-1] if self.mode == HEADS else 0,
+            self.mode,
+        ]
         sizes += [int(self.causal), len(self.pools), self.parts, _size(cu_q), _size(cu_k)]
-        sizes += [int(out.dtype is torch.float32)]
-        args = arguments(pointers, "17q13if", (*strides, *sizes, self.scale))
+        sizes += [int(out.dtype is torch.float32), self.rest]
+        args = arguments(pointers, "17q14if4x", (*strides, *sizes, self.scale))
         packed = b"".join(x.pack() if x else bytes(struct.calcsize("<" + POOL)) for x in two)
         return [*args[:-1], Arg(args[-1].value + packed)]
 
