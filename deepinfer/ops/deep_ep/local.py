@@ -18,6 +18,7 @@ import torch
 
 from deepinfer.errors import CommTimeout, InvalidArgument, invalid
 from deepinfer.hal.current import current_device, use_backend
+from deepinfer.hal.current import device as open_device
 from deepinfer.hal.device import Device
 from deepinfer.hal.types import YES, Support
 from deepinfer.ops.deep_ep.geometry import Geometry
@@ -76,6 +77,11 @@ class LocalGroup:
                 "LocalGroup: this thread is bound to no rank of the group; call inside LocalGroup.run or .bind"
             )
         return bound[1]
+
+    def in_host_memory(self) -> bool:
+        """Whether the tensors of all ranks lie in host memory."""
+        opened = (open_device(entry) if isinstance(entry, str) else entry for entry in self.devices)
+        return all(entry.torch_device.type == "cpu" for entry in opened)
 
     @contextlib.contextmanager
     def bind(self, rank: int) -> Iterator[Device]:
@@ -163,9 +169,9 @@ class LocalTransport(Transport):
 
     name = "local"
 
-    def __init__(self, geometry: Geometry, device: Device, box: _Mailbox) -> None:
+    def __init__(self, geometry: Geometry, device: Device, box: _Mailbox, host_counts: bool) -> None:
         super().__init__(geometry, device)
-        self._box = box
+        self._box, self.host_counts = box, host_counts
 
     def exchange(self, out: Outgoing, deadline: Deadline) -> Incoming:
         self._post(out)
@@ -233,7 +239,7 @@ class LocalFactory(TransportFactory):
         return YES if isinstance(group, LocalGroup) else Support.no("it joins only the ranks of a LocalGroup")
 
     def open(self, group: Any, geometry: Geometry, device: Device, timeout: float) -> Transport:
-        return LocalTransport(geometry, device, group.mailbox(geometry.rank))
+        return LocalTransport(geometry, device, group.mailbox(geometry.rank), group.in_host_memory())
 
     def size_hint(self, geometry: Geometry) -> int:
         return 0

@@ -5,19 +5,21 @@
     bias, rows by slot -> reduce -> tokens <--exchange-- [reduce over the rank's slots] <- results
 
 Invariants: every order below is fixed by (rank, token, slot), so results do not depend on timing; bits follow the
-contract of `deep_ep.reduce`. Counts of rows are read on the host here; a fused transport keeps them on the device.
+contract of `deep_ep.reduce`. Counts of rows are read on the host with sync=True, and where they lie in host memory
+anyway (`Transport.host_counts`); elsewhere sync=False works without them (`unread`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from deepinfer.errors import InvalidArgument
+from deepinfer.ops.deep_ep import unread
 from deepinfer.ops.deep_ep.expert_layout import ExpertLayout
 from deepinfer.ops.deep_ep.geometry import Geometry, expert_capacity
 from deepinfer.ops.deep_ep.reduce import Reduce
@@ -93,34 +95,58 @@ class _Return:
     sent: tuple[int, ...]
     sent_slots: tuple[int, ...]
     received: tuple[int, ...]
+    host_counts: bool
     row_of: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Received:
-    """Rows by (source rank, token): payload, local ids [N,K] (-1 = elsewhere) and weights [N,K] (0 there)."""
+    """Rows by (source rank, token): payload, local ids [N,K] (-1 = elsewhere) and weights [N,K] (0 there).
+
+    Rows of a source that did not know where they go may have no slot here.
+    """
 
     parts: list[torch.Tensor]
     ids: torch.Tensor
     weights: torch.Tensor
 
 
-_Back = Callable[[torch.Tensor], _Return]
+_Back = Callable[..., _Return]  # (row_of=...)
 
 
 def dispatch(transport: Transport, call: DispatchCall, deadline: Deadline) -> Delivery:
     """Send rows, then lay out what arrived."""
     geometry = transport.geometry
-    counts, tokens, rank_row, slot_counts, slot_row = _send_plan(call.slots, geometry.size, geometry.local_slots)
-    sent = tuple(counts.tolist())
+    index, back = _plan(transport, call)
     payload = [to_bytes(part) for part in tensors(call.x)]
     meta = to_bytes(torch.cat((call.slots, call.weights.contiguous().view(torch.int32)), dim=1))
     header = Header("dispatch", (("rows' format", format_code(call.x)), ("placement", call.placement)))
-    arrived = transport.exchange(Outgoing(header, sent, (*payload, meta), tokens[: sum(sent)].long()), deadline)
+    arrived = transport.exchange(Outgoing(header, back.sent, (*payload, meta), index), deadline)
     got = _open(arrived, call, geometry)
-    back = partial(_Return, rank_row, slot_row, sent, tuple(slot_counts.tolist()), arrived.counts)
+    state = partial(replace, back, received=arrived.counts)
     capacity = geometry.row_capacity(call.layout, call.alignment)
-    return (_by_expert if call.layout == "experts" else _by_token)(call, capacity, geometry.local_slots, got, back)
+    known = call.sync or transport.host_counts
+    if call.layout == "experts":
+        return _by_expert(call, capacity, geometry.local_slots, got, state, known)
+    return _by_token(call, capacity, geometry.local_slots, got, state, known)
+
+
+def _plan(transport: Transport, call: DispatchCall) -> tuple[torch.Tensor, _Return]:
+    """Which token stands in each row that is sent, and where results will return; what is received is not known yet."""
+    local, ranks = transport.geometry.local_slots, transport.geometry.size
+    tokens, lanes = call.slots.shape
+    counts, token, rank_row, slot_counts, slot_row = _send_plan(call.slots, ranks, local)
+    if transport.host_counts:
+        sent, sent_slots = tuple(counts.tolist()), tuple(slot_counts.tolist())
+        return token[: sum(sent)].long(), _Return(rank_row, slot_row, sent, sent_slots, (), True, slot_row)
+    if call.sync:
+        sent = tuple(counts.tolist())
+        index = token[: sum(sent)].long()
+    else:
+        sent, index = (tokens,) * ranks, torch.arange(tokens, device=token.device).repeat(ranks)
+        rank_row = unread.padded_rank_row(call.slots, rank_row, local)
+    slot_row = unread.lane_rows(call.slots, rank_row, slot_row, local)
+    return index, _Return(rank_row, slot_row, sent, tuple(n * lanes for n in sent), (), False, slot_row)
 
 
 def _open(arrived: Incoming, call: DispatchCall, geometry: Geometry) -> _Received:
@@ -135,12 +161,20 @@ def _open(arrived: Incoming, call: DispatchCall, geometry: Geometry) -> _Receive
     return _Received(parts, torch.where(here, ids, -1), torch.where(here, weights, 0.0))
 
 
-def _by_token(call: DispatchCall, capacity: int, local: int, got: _Received, back: _Back) -> Delivery:
-    rows = got.ids.shape[0]
+def _by_token(call: DispatchCall, capacity: int, local: int, got: _Received, back: _Back, known: bool) -> Delivery:
     flat = torch.where(got.ids >= 0, got.ids, local).reshape(-1).long()
     counts = flat.new_zeros(local + 1).scatter_add_(0, flat, torch.ones_like(flat))[:local].to(torch.int32)
-    state = back(torch.arange(rows, dtype=torch.int32, device=flat.device).unsqueeze(1))
-    total = torch.tensor([rows], dtype=torch.int32, device=flat.device)
+    present = (got.ids >= 0).any(1)
+    total = present.sum(dtype=torch.int32).reshape(1)
+    if not known:
+        return _by_token_unread(call, capacity, got, back, counts, total)
+    row_of = torch.arange(len(present), dtype=torch.int32, device=flat.device)
+    if not bool(present.all()):
+        kept = present.nonzero().reshape(-1)
+        row_of = unread.compacted(present, len(present))[0]
+        parts = [from_bytes(to_bytes(part).index_select(0, kept), part.dtype) for part in got.parts]
+        got = _Received(parts, got.ids[kept], got.weights[kept])
+    rows, state = got.ids.shape[0], back(row_of=row_of.unsqueeze(1))
     if call.sync:
         return Delivery(rebuild(call.x, got.parts), got.ids, got.weights, None, counts, total, rows, state)
     results = _capacity_rows(call, capacity)
@@ -152,20 +186,37 @@ def _by_token(call: DispatchCall, capacity: int, local: int, got: _Received, bac
     return Delivery(rebuild(call.x, results), ids, weights, None, counts, total, None, state)
 
 
-def _by_expert(call: DispatchCall, capacity: int, local: int, got: _Received, back: _Back) -> Delivery:
+def _by_token_unread(
+    call: DispatchCall, capacity: int, got: _Received, back: _Back, counts: torch.Tensor, total: torch.Tensor
+) -> Delivery:
+    row_of, source = unread.compacted((got.ids >= 0).any(1), capacity)
+    results, none = _capacity_rows(call, capacity), source < 0
+    unread.write_rows(results, got.parts, source, ~none)
+    place = torch.where(none, got.ids.shape[0], source)
+    ids = torch.cat((got.ids, got.ids.new_full((1, got.ids.shape[1]), -1)))[place]
+    weights = torch.cat((got.weights, got.weights.new_zeros((1, got.ids.shape[1]))))[place]
+    state = back(row_of=row_of.unsqueeze(1))
+    return Delivery(rebuild(call.x, results), ids, weights, None, counts, total, None, state)
+
+
+def _by_expert(call: DispatchCall, capacity: int, local: int, got: _Received, back: _Back, known: bool) -> Delivery:
     if call.sync:
         capacity = expert_capacity(got.ids.shape[0], got.ids.shape[1], local, call.alignment)
     starts, counts, total, row_of, source = _expert_layout(got.ids, local, call.alignment, capacity)
-    valid = int(total)
+    valid = int(total) if known else capacity
     results = _capacity_rows(call, valid if call.sync else capacity)
-    _fill(results, got, source[:valid].long())
+    if known:
+        _fill(results, got, source[:valid].long())
+    else:
+        row = torch.where(source < 0, -1, source // max(got.ids.shape[1], 1)).long()
+        unread.write_rows(results, got.parts, row, torch.arange(capacity, device=row.device) < total)
     kept = source[:valid] if call.sync else source
     pairs = got.ids.numel()
     place = torch.where(kept < 0, pairs, kept).long()
     ids = torch.cat((got.ids.reshape(-1), got.ids.new_full((1,), -1)))[place]
     weights = torch.cat((got.weights.reshape(-1), got.weights.new_zeros(1)))[place]
     x, num_rows = rebuild(call.x, results), valid if call.sync else None
-    return Delivery(x, ids, weights, starts, counts, total, num_rows, back(row_of))
+    return Delivery(x, ids, weights, starts, counts, total, num_rows, back(row_of=row_of))
 
 
 def _fill(results: list[torch.Tensor], got: _Received, pair: torch.Tensor) -> None:
@@ -210,11 +261,17 @@ def combine(transport: Transport, call: CombineCall, deadline: Deadline) -> torc
 
 def _rank_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
     """One row per row received: its slots here added in order. A lone unweighted row crosses as it is."""
-    rows = call.y
+    index = torch.arange(sum(back.received), device=call.y.device)
     if call.layout == "experts" or call.weights is not None:
         (rows,) = _reduce(call.y, back.row_of, call.weights, None, call.y.dtype)
-    index = torch.arange(sum(back.received), device=rows.device)
+    else:
+        rows, index = _one_or_more(call.y), back.row_of[:, 0].long().clamp(min=0)
     return Outgoing(header, back.received, (to_bytes(rows),), index)
+
+
+def _one_or_more(rows: torch.Tensor) -> torch.Tensor:
+    """`rows`, or a row of zeros where there is none: what rows that nobody will look at may be copied from."""
+    return rows if rows.shape[0] else rows.new_zeros((1, *rows.shape[1:]))
 
 
 def _slot_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
@@ -222,9 +279,12 @@ def _slot_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
 
     A plane of weights is always there, so that ranks with and without weights understand each other.
     """
+    weights = torch.ones(call.y.shape[0], device=call.y.device) if call.weights is None else call.weights
+    planes = (to_bytes(_one_or_more(call.y)), to_bytes(_one_or_more(weights.unsqueeze(1))))
+    if not back.host_counts:  # all lanes of each row, used or not
+        index = back.row_of.reshape(-1).long().clamp(min=0)
+        return Outgoing(header, tuple(n * back.row_of.shape[1] for n in back.received), planes, index)
     used = back.row_of >= 0
-    index = back.row_of[used].long()
     per_token = used.sum(1)
     counts = tuple(int(part.sum()) for part in split_rows(per_token, back.received))
-    weights = torch.ones(call.y.shape[0], device=call.y.device) if call.weights is None else call.weights
-    return Outgoing(header, counts, (to_bytes(call.y), to_bytes(weights.unsqueeze(1))), index)
+    return Outgoing(header, counts, planes, back.row_of[used].long())

@@ -144,10 +144,14 @@ def _compact(index: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor
     unused = (index < 0) | (index >= rows)
     unused, order = unused.sort(dim=1, stable=True)
     place = index.gather(1, order).long().masked_fill(unused, 0)
-    if index.device.type == "cpu" and index.numel():
+    if _in_host_memory(index) and index.numel():
         width = index.shape[1] - int(unused.sum(1).min())
         return place[:, :width], unused[:, :width]
     return place, unused
+
+
+def _in_host_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _block(

@@ -101,9 +101,13 @@ class Incoming:
 
 
 class Transport(abc.ABC):
-    """One rank's end of one buffer's connection. Called by one thread at a time."""
+    """One rank's end of one buffer's connection. Called by one thread at a time.
+
+    `host_counts`: the tensors of every rank lie in host memory, so counts may be read at any time; all ranks agree.
+    """
 
     name: str
+    host_counts: bool = True
 
     def __init__(self, geometry: Geometry, device: Device) -> None:
         self.geometry, self.device = geometry, device
