@@ -189,22 +189,22 @@ def small_memory() -> Iterator[None]:
 def run(name: str, first: int, count: int) -> list[str]:
     """Problems of examples first .. first + count - 1 of one op, with what reproduces them."""
     found = []
-    with deepinfer.use_backend("cpu"), small_memory():
-        for seed in range(first, first + count):
-            faulthandler.dump_traceback_later(TIMEOUT, exit=True)
-            ex = example(name, seed)
-            try:
-                found += [f"seed {seed}: {problem}\n    {ex.describe()}" for problem in _problems(ex)]
-            except Exception as error:
-                found.append(f"seed {seed}: the oracle failed with {error!r}\n    {ex.describe()}")
+    try:
+        with deepinfer.use_backend("cpu"), small_memory():
+            for seed in range(first, first + count):
+                faulthandler.dump_traceback_later(TIMEOUT, exit=True)
+                ex = example(name, seed)
+                try:
+                    found += [f"seed {seed}: {problem}\n    {ex.describe()}" for problem in _problems(ex)]
+                except Exception as error:
+                    found.append(f"seed {seed}: the oracle failed with {error!r}\n    {ex.describe()}")
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return found
 
 
 def _check(name: str, count: int) -> None:
-    try:
-        problems = run(name, 0, count)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    problems = run(name, 0, count)
     assert not problems, f"{len(problems)} problems\n" + "\n".join(problems[:8])
 
 
