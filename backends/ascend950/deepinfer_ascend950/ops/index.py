@@ -6,6 +6,7 @@ counts stay on the device.
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +88,9 @@ class GroupingKernel(AscendKernel):
     source = "group_index"
     sources = ("kernels/group_index.asc", "kernels/deepinfer.h")
 
+    @abc.abstractmethod
     def groups(self, call: Call) -> int:
         """Number of groups of the call."""
-        raise NotImplementedError
 
     def ids(self, call: Call) -> str:
         """Name of the ids' argument."""
