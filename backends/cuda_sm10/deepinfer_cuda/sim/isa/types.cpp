@@ -10,7 +10,7 @@ struct Row {
     int bits;
     bool sgn, flt;
 };
-const Row rows[] = {
+constexpr Row rows[] = {
     {Ty::pred, "pred", 1, false, false},     {Ty::b8, "b8", 8, false, false},         {Ty::b16, "b16", 16, false, false},
     {Ty::b32, "b32", 32, false, false},      {Ty::b64, "b64", 64, false, false},      {Ty::b128, "b128", 128, false, false},
     {Ty::u8, "u8", 8, false, false},         {Ty::u16, "u16", 16, false, false},      {Ty::u32, "u32", 32, false, false},
@@ -27,12 +27,14 @@ const Row rows[] = {
     {Ty::s4, "s4", 4, true, false},          {Ty::u2, "u2", 2, false, false},
     {Ty::s2, "s2", 2, true, false},          {Ty::b1, "b1", 1, false, false}};
 
-const Row* row(Ty t) {
-    for (auto& r : rows)
-        if (r.t == t) return &r;
-    return nullptr;
+constexpr auto table_of_facts() {
+    std::array<TypeFacts, size_t(Ty::b1) + 1> facts{};
+    for (auto& r : rows) facts[size_t(r.t)] = {u8(r.bits), r.sgn, r.flt};
+    return facts;
 }
 }  // namespace
+
+constinit const std::array<TypeFacts, size_t(Ty::b1) + 1> type_facts = table_of_facts();
 
 Ty parse_type(const std::string& name) {
     static const auto table = [] {
@@ -43,9 +45,10 @@ Ty parse_type(const std::string& name) {
     auto it = table.find(name);
     return it == table.end() ? Ty::none : it->second;
 }
-const char* type_name(Ty t) { return row(t) ? row(t)->name : "none"; }
-int type_bits(Ty t) { return row(t) ? row(t)->bits : 0; }
-bool is_signed(Ty t) { return row(t) && row(t)->sgn; }
-bool is_float(Ty t) { return row(t) && row(t)->flt; }
+const char* type_name(Ty t) {
+    for (auto& r : rows)
+        if (r.t == t) return r.name;
+    return "none";
+}
 
 }  // namespace ptxsim

@@ -1,5 +1,6 @@
 // Element types of PTX modifiers, and bit-level views of register slots.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -22,10 +23,17 @@ enum class Ty : u8 {
 
 Ty parse_type(const std::string& name);  // Ty::none if it is no type
 const char* type_name(Ty t);
-int type_bits(Ty t);                      // 1 for pred and b1
+
+// Facts of the types by number: the interpreter asks for them once per lane.
+struct TypeFacts {
+    u8 bits = 0;
+    bool is_signed = false, is_float = false;
+};
+extern const std::array<TypeFacts, size_t(Ty::b1) + 1> type_facts;
+inline int type_bits(Ty t) { return type_facts[size_t(t)].bits; }  // 1 for pred and b1
 inline int type_size(Ty t) { return (type_bits(t) + 7) / 8; }
-bool is_signed(Ty t);
-bool is_float(Ty t);                      // any binary floating-point format, packed or not
+inline bool is_signed(Ty t) { return type_facts[size_t(t)].is_signed; }
+inline bool is_float(Ty t) { return type_facts[size_t(t)].is_float; }  // any binary floating-point format, packed or not
 
 template <class T>
 inline T from_bits(u64 raw) {
