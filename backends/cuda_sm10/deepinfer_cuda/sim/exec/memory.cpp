@@ -27,10 +27,17 @@ void load(X& x, const Inst& in, u32 lanes) {
     const u64* a = x.src(in.s[1]);
     u32 size = u32(in.k[1]), n = u32(in.v.size());
     bool strong = in.k[2] != kWeak;
+    bool sgn = is_signed(in.type) && !is_float(in.type);
+    Place at;
+    int owner = -1;  // lane of the last access to memory that is the same for all lanes
     each(lanes, [&](int l) {
-        Place at = resolve(x, in, l, in.space, a[l] + u64(in.k[0]), size * n, false);
-        touch(x, in, l, at, size * n, Use::read, strong);
-        for (u32 i = 0; i < n; ++i) put(x, in.v[i], l, at.p + i * size, size, is_signed(in.type) && !is_float(in.type), int(x.g.program->slot_bits[in.v[i]]));
+        // Lanes are not told apart by the checker: those that read one address are one access.
+        if (owner < 0 || strong || a[l] != a[owner]) {
+            at = resolve(x, in, l, in.space, a[l] + u64(in.k[0]), size * n, false);
+            touch(x, in, l, at, size * n, Use::read, strong);
+            owner = at.space == Space::local ? -1 : l;
+        }
+        for (u32 i = 0; i < n; ++i) put(x, in.v[i], l, at.p + i * size, size, sgn, int(x.g.program->slot_bits[in.v[i]]));
         if (strong && x.g.check.on && at.space != Space::local) {
             Message& m = x.g.check.location(location_key(at));
             if (in.k[2] & kAcquire) warp_acquire(x.w, m);
