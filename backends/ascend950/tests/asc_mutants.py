@@ -193,7 +193,7 @@ def judge(device: AscendDevice, source: str, mutant: int) -> tuple[bool, str]:
 def score() -> tuple[int, int, list[tuple[str, int]]]:
     """(caught, all, survivors) over all mutants, one line printed for each."""
     device, caught, survivors = open_simulated(0), 0, []
-    with device.raw_driver.options(policy=0, seed=1, deadline_s=10):  # type: ignore[attr-defined]
+    with device.raw_driver.options(policy=0, seed=1, deadline_s=10, strict=1):  # type: ignore[attr-defined]
         for source, numbers in NUMBERS.items():
             if judge(device, source, 0)[0]:
                 raise SystemExit(f"{source}: the correct kernel fails: {judge(device, source, 0)[1]}")

@@ -17,6 +17,7 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.parametrize(("source", "number"), QUICK)
 def test_a_few(sim: SimDriver, source: str, number: int) -> None:
+    sim.set_option("strict", 1)
     assert not judge(open_simulated(0), source, 0)[0]
     assert judge(open_simulated(0), source, number)[0]
 

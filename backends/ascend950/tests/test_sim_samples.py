@@ -7,6 +7,8 @@ import pytest
 import torch
 from asc_harness import SimDriver, run
 
+from deepinfer.errors import DriverError
+
 
 @pytest.fixture(params=[0, 1, 2], ids=["eager", "lazy", "random"], autouse=True)
 def schedule(request: pytest.FixtureRequest, sim: SimDriver) -> int:
@@ -161,3 +163,11 @@ def test_sparse_attention(sim: SimDriver, queries: int, steps: int, grid: int) -
     told = sim.warnings()
     assert any("flag MTE1->MTE2 id 0 is still set" in line for line in told)
     assert all("unused credits" in line or "still set" in line for line in told)
+
+
+def test_a_strict_launch_stops_at_padding_rows(sim: SimDriver) -> None:
+    sim.set_option("strict", 1)
+    kv, q, out = floats(200, 128).bfloat16(), floats(1, 16, 128).bfloat16(), torch.zeros(1, 16, 128).bfloat16()
+    index = torch.arange(64, dtype=torch.int32).reshape(1, 64)
+    with pytest.raises(DriverError, match="matrix A uses bytes of L0A that were never written"):
+        run("samples_cube", "sparse_attention", [q, kv, index], [out], [1, 200, 64])

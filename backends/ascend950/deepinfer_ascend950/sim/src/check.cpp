@@ -139,6 +139,12 @@ bool written(const Memory& m, uint32_t offset, uint32_t bytes) {
     return all;
 }
 
+bool taken(Memory& m, uint32_t offset, uint32_t bytes, const char* role) {
+    if (!g.sched->options.strict) return written(m, offset, bytes);
+    require_init(m, offset, bytes, role);
+    return true;
+}
+
 void clear_init(Memory& m, uint32_t offset, uint32_t bytes) {
     granules(offset, bytes, [&](uint64_t i, uint32_t mask) { m.shadow[i].init &= ~mask; });
 }

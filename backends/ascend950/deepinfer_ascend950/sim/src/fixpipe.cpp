@@ -177,7 +177,7 @@ void move(const FixArgs& a, const Registers& reg, Arena& arena) {
                         const auto* s = static_cast<const unsigned char*>(a.src) + (static_cast<uint64_t>(mat) * reg.l0c_src_stride + static_cast<uint64_t>(col / 16) * a.src_stride + static_cast<uint64_t>(i) * row_stride) * 64 + (col % 16) * 4;
                         const unsigned char* p = local(l0c, s, take * 4, 4, false);
                         if (!to) require_init(l0c, l0c.offset(p), take * 4, "FixPipe");
-                        else if (!written(l0c, l0c.offset(p), take * 4)) whole = false;
+                        else if (!taken(l0c, l0c.offset(p), take * 4, "FixPipe")) whole = false;
                         for (uint32_t e = 0; e < take; ++e) {
                             if (a.from_int && q.scale == Scale::none) {
                                 std::memcpy(row + (c + e) * 4, p + 4 * e, 4);

@@ -70,7 +70,7 @@ struct Operand {
     uint32_t stride;
 };
 
-void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t rows, uint32_t k, bool nd, const Registers& r) {
+void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t rows, uint32_t k, bool nd, const Registers& r, const char* role) {
     const uint32_t bits = bits_of_elem(e), c0 = 256 / bits, kb_n = div_up(k, c0), rb_n = div_up(rows, 16);
     out.stride = k;
     out.v.assign(static_cast<size_t>(rb_n) * 16 * k, 0.0f);
@@ -78,7 +78,7 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
     if (nd) {
         const uint32_t bytes = div_up(k * bits, 8);
         const unsigned char* p = local(m, base, bytes, 512, false);
-        out.known[0] = written(m, m.offset(p), bytes);
+        out.known[0] = taken(m, m.offset(p), bytes, role);
         for (uint32_t i = 0; i < k; ++i) out.v[i] = element(p, i, e, r);
         return;
     }
@@ -87,7 +87,7 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
         const uint32_t kk = std::min(c0, k - kb * c0), bytes = div_up(kk * bits, 8);
         for (uint32_t row = 0; row < rows; ++row) {
             const unsigned char* p = p0 + (static_cast<uint64_t>(kb) * rb_n + row / 16) * 512 + (row % 16) * 32;
-            out.known[row] &= written(m, m.offset(p), bytes);
+            out.known[row] &= taken(m, m.offset(p), bytes, role);
             float* o = out.v.data() + static_cast<size_t>(row) * k + static_cast<size_t>(kb) * c0;
             if (e == Elem::bf16 && kk == 16) {
                 uint16_t b[16];
@@ -101,22 +101,22 @@ void read_operand(Operand& out, Memory& m, const void* base, Elem e, uint32_t ro
 }
 
 // Scales of `rows` rows as float factors, [row][k/32].
-std::vector<float> read_scales(Memory& mx, Memory& l0, const void* operand, uint32_t rows, uint32_t k, std::vector<uint8_t>& known) {
+std::vector<float> read_scales(Memory& mx, Memory& l0, const void* operand, uint32_t rows, uint32_t k, std::vector<uint8_t>& known, const char* role) {
     const uint32_t pieces = div_up(k, 64), groups = k / 32;
     std::vector<float> s(static_cast<size_t>(div_up(rows, 16)) * 16 * groups);
     const unsigned char* p0 = local(mx, mx.base + l0.offset(operand) / 16, static_cast<uint64_t>(div_up(rows, 16)) * pieces * 32, 32, false);
     for (uint32_t row = 0; row < rows; ++row)
         for (uint32_t gidx = 0; gidx < groups; ++gidx) {
             const unsigned char* p = p0 + (static_cast<uint64_t>(row / 16) * pieces + gidx / 2) * 32 + (row % 16) * 2 + gidx % 2;
-            known[row] &= written(mx, mx.offset(p), 1);
+            known[row] &= taken(mx, mx.offset(p), 1, role);
             s[static_cast<size_t>(row) * groups + gidx] = *p == 255 ? bits_float(0x7FC00000u) : std::ldexp(1.0f, static_cast<int>(*p) - 127);
         }
     return s;
 }
 
 // One bit per 32-bit word from `offset` on; words from `count` to 16 count as written.
-uint16_t written_words(const Memory& m, uint32_t offset, uint32_t count) {
-    if (written(m, offset, count * 4)) return 0xFFFF;
+uint16_t written_words(Memory& m, uint32_t offset, uint32_t count) {
+    if (taken(m, offset, count * 4, "accumulator")) return 0xFFFF;
     uint32_t bits = (0xFFFFu << count) & 0xFFFFu;
     for (uint32_t j = 0; j < count; ++j) bits |= static_cast<uint32_t>(written(m, offset + 4 * j, 4)) << j;
     return static_cast<uint16_t>(bits);
@@ -162,12 +162,12 @@ void compute(const MmadArgs& a, const Registers& reg) {
     Memory &l0a = arena_of(Mem::L0A), &l0b = arena_of(Mem::L0B), &l0c = arena_of(Mem::L0C);
     const uint32_t mb_n = div_up(a.m, 16), nb_n = div_up(a.n, 16);
     Operand A, B;
-    read_operand(A, l0a, a.a, a.ea, a.m, a.k, a.m == 1 && !a.disable_gemv, reg);
-    read_operand(B, l0b, a.b, a.eb, a.n, a.k, false, reg);
+    read_operand(A, l0a, a.a, a.ea, a.m, a.k, a.m == 1 && !a.disable_gemv, reg, "matrix A");
+    read_operand(B, l0b, a.b, a.eb, a.n, a.k, false, reg, "matrix B");
     std::vector<float> sa, sb;
     if (a.mx) {
-        sa = read_scales(arena_of(Mem::L0A_MX), l0a, a.a, a.m, a.k, A.known);
-        sb = read_scales(arena_of(Mem::L0B_MX), l0b, a.b, a.n, a.k, B.known);
+        sa = read_scales(arena_of(Mem::L0A_MX), l0a, a.a, a.m, a.k, A.known, "scales of A");
+        sb = read_scales(arena_of(Mem::L0B_MX), l0b, a.b, a.n, a.k, B.known, "scales of B");
     }
     const uint32_t c_bytes = mb_n * nb_n * 1024;
     unsigned char* c = local(l0c, a.c, c_bytes, 1024, false, false);

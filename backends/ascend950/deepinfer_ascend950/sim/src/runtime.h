@@ -176,7 +176,9 @@ struct Options {
     bool race = true;
     bool ftz = false;
     bool check_uninit = true;
-    bool strict = false;      // a flag that is left set stops the launch instead of giving a warning
+    // Stops at what hardware forgives: a flag that is left set (else a warning), and operands of the cube and the FixPipe
+    // with unwritten bytes (else their results count as unwritten).
+    bool strict = false;
     double deadline_s = 60;   // wall time without progress while polling
     uint32_t ai_cores = 32;
     uint32_t ub_usable = 253952;
@@ -302,6 +304,7 @@ void track_local(Memory& m, uint32_t offset, uint32_t bytes, bool write);
 void require_init(Memory& m, uint32_t offset, uint32_t bytes, const char* role);
 void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uint32_t bytes);
 bool written(const Memory& m, uint32_t offset, uint32_t bytes);      // every byte was
+bool taken(Memory& m, uint32_t offset, uint32_t bytes, const char* role);  // written; a strict launch stops instead
 void clear_init(Memory& m, uint32_t offset, uint32_t bytes);         // as if never written
 void mark_init(Memory& m, uint32_t offset, uint32_t bytes);
 unsigned char* gm(const void* p, uint64_t bytes, bool write, bool atomic = false);

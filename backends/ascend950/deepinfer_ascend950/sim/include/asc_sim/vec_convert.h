@@ -141,27 +141,29 @@ ASC_PARTS4(asc_e1m2x22bfloat16, vector_bfloat16_t, vector_fp4x2_e1m2_t, ASC_E12)
 #define ASC_N(part, mode, sat, type)                                                            \
     narrow(dst, src, mask, part, [=](float x) { return asc_sim::from_float<type>(x, asc_sim::Round::mode, sat); })
 #define ASC_N2(mode)                                                                            \
-    inline void asc_float2bfloat16_##mode##_at(vector_bfloat16_t& dst, vector_float src, vector_bool mask, int p, bool s) { \
-        asc_sim::ASC_N(p, mode, s, bfloat16_t);                                                 \
+    inline void narrow_asc_float2bfloat16_##mode(vector_bfloat16_t& dst, vector_float src, vector_bool mask, int p, bool s) { \
+        ASC_N(p, mode, s, bfloat16_t);                                                          \
     }                                                                                           \
-    inline void asc_float2half_##mode##_at(vector_half& dst, vector_float src, vector_bool mask, int p, bool s) { \
-        asc_sim::ASC_N(p, mode, s, half);                                                       \
+    inline void narrow_asc_float2half_##mode(vector_half& dst, vector_float src, vector_bool mask, int p, bool s) { \
+        ASC_N(p, mode, s, half);                                                                \
     }
+namespace asc_sim {
 ASC_N2(rn) ASC_N2(rna) ASC_N2(rd) ASC_N2(ru) ASC_N2(rz)
+}  // namespace asc_sim
 #undef ASC_N2
 #define ASC_NARROW2(base, D, mode)                                                              \
-    inline void base##_##mode(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 0, false); }          \
-    inline void base##_##mode##_v2(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, false); }     \
-    inline void base##_##mode##_v2_impl(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, false); } \
-    inline void base##_##mode##_sat(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 0, true); }     \
-    inline void base##_##mode##_sat_v2(D& d, vector_float s, vector_bool m) { base##_##mode##_at(d, s, m, 1, true); }  \
+    inline void base##_##mode(D& d, vector_float s, vector_bool m) { asc_sim::narrow_##base##_##mode(d, s, m, 0, false); }          \
+    inline void base##_##mode##_v2(D& d, vector_float s, vector_bool m) { asc_sim::narrow_##base##_##mode(d, s, m, 1, false); }     \
+    inline void base##_##mode##_v2_impl(D& d, vector_float s, vector_bool m) { asc_sim::narrow_##base##_##mode(d, s, m, 1, false); } \
+    inline void base##_##mode##_sat(D& d, vector_float s, vector_bool m) { asc_sim::narrow_##base##_##mode(d, s, m, 0, true); }     \
+    inline void base##_##mode##_sat_v2(D& d, vector_float s, vector_bool m) { asc_sim::narrow_##base##_##mode(d, s, m, 1, true); }  \
     template <asc_position_mode P>                                                              \
     inline void base##_##mode(D& d, vector_float s, vector_bool m, asc_position<P>) {           \
-        base##_##mode##_at(d, s, m, static_cast<int>(P), false);                                \
+        asc_sim::narrow_##base##_##mode(d, s, m, static_cast<int>(P), false);                                \
     }                                                                                           \
     template <asc_position_mode P>                                                              \
     inline void base##_##mode##_sat(D& d, vector_float s, vector_bool m, asc_position<P>) {     \
-        base##_##mode##_at(d, s, m, static_cast<int>(P), true);                                 \
+        asc_sim::narrow_##base##_##mode(d, s, m, static_cast<int>(P), true);                                 \
     }
 #define ASC_NARROW2_ALL(base, D) \
     ASC_NARROW2(base, D, rn) ASC_NARROW2(base, D, rna) ASC_NARROW2(base, D, rd) ASC_NARROW2(base, D, ru) ASC_NARROW2(base, D, rz)
@@ -189,16 +191,18 @@ ASC_PARTS4(asc_float2hif8_rna_sat, vector_hifloat8_t, vector_float, ASC_H8S)
 #undef ASC_H8S
 #undef ASC_N
 #define ASC_B4(name, mode, type, fmt)                                                           \
-    inline void name##_##mode##_at(vector_##type& dst, vector_bfloat16_t src, vector_bool mask, int p) { \
-        asc_sim::narrow4(dst, src, mask, p, asc_sim::fmt, asc_sim::Round::mode);                \
+    namespace asc_sim {                                                                         \
+    inline void narrow_##name##_##mode(vector_##type& dst, vector_bfloat16_t src, vector_bool mask, int p) { \
+        narrow4(dst, src, mask, p, fmt, Round::mode);                                           \
     }                                                                                           \
-    inline void name##_##mode(vector_##type& d, vector_bfloat16_t s, vector_bool m) { name##_##mode##_at(d, s, m, 0); }      \
-    inline void name##_##mode##_v2(vector_##type& d, vector_bfloat16_t s, vector_bool m) { name##_##mode##_at(d, s, m, 1); } \
-    inline void name##_##mode##_v3(vector_##type& d, vector_bfloat16_t s, vector_bool m) { name##_##mode##_at(d, s, m, 2); } \
-    inline void name##_##mode##_v4(vector_##type& d, vector_bfloat16_t s, vector_bool m) { name##_##mode##_at(d, s, m, 3); } \
+    }                                                                                           \
+    inline void name##_##mode(vector_##type& d, vector_bfloat16_t s, vector_bool m) { asc_sim::narrow_##name##_##mode(d, s, m, 0); }      \
+    inline void name##_##mode##_v2(vector_##type& d, vector_bfloat16_t s, vector_bool m) { asc_sim::narrow_##name##_##mode(d, s, m, 1); } \
+    inline void name##_##mode##_v3(vector_##type& d, vector_bfloat16_t s, vector_bool m) { asc_sim::narrow_##name##_##mode(d, s, m, 2); } \
+    inline void name##_##mode##_v4(vector_##type& d, vector_bfloat16_t s, vector_bool m) { asc_sim::narrow_##name##_##mode(d, s, m, 3); } \
     template <asc_position_quarter_mode P>                                                      \
     inline void name##_##mode(vector_##type& d, vector_bfloat16_t s, vector_bool m, asc_quarter<P>) { \
-        name##_##mode##_at(d, s, m, static_cast<int>(P));                                       \
+        asc_sim::narrow_##name##_##mode(d, s, m, static_cast<int>(P));                                       \
     }
 ASC_B4(asc_bfloat162e2m1x2, rn, fp4x2_e2m1_t, kE2m1)
 ASC_B4(asc_bfloat162e2m1x2, rna, fp4x2_e2m1_t, kE2m1)
