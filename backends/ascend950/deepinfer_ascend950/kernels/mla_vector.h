@@ -405,61 +405,72 @@ __simd_vf__ inline void take_next(__ubuf__ float* o, __ubuf__ float* piece, __ub
         }
     }
 }
-__simd_vf__ inline void zero_output(__ubuf__ float* o, uint16_t registers) {
-    const vector_bool all = asc_create_mask_b32(PAT_ALL);
-    vector_float x;
-    asc_duplicate_scalar(x, 0.0f, all);
-    for (uint16_t i = 0; i < registers; ++i) asc_storealign(o + i * 64, x, all);
-}
-
 __simd_vf__ inline void copy_rows(__ubuf__ float* to, __ubuf__ float* from) {
     const vector_bool m = asc_create_mask_b32(PAT_VL32);
     vector_float x = asc_loadalign(from);
     asc_storealign(to, x, m);
 }
 
-// out = O / sum, dimmed by the sink, in place (bf16 rows keep the pitch of O); lse and maximum go to one 32-byte block per
-// row. A bf16 chunk is stored where chunks before it were read.
-__simd_vf__ inline void finish_rows(__ubuf__ float* o, __ubuf__ float* stats, __ubuf__ float* sink, bool has_sink, bool wide, __ubuf__ float* lse_out, __ubuf__ float* top_out,
-                                    uint16_t tokens, uint16_t heads, uint32_t cols) {
-    const vector_bool all = asc_create_mask_b32(PAT_ALL);
-    vector_float one, zero;
+// What a row's O is multiplied by at the end, 1 / sum dimmed by the sink, or 0 for a row without keys; lse and maximum go to
+// one 32-byte block per row. Row r has head r % heads.
+__simd_vf__ inline void row_factors(__ubuf__ float* stats, __ubuf__ float* sink, bool has_sink, __ubuf__ float* factors, __ubuf__ float* lse_out, __ubuf__ float* top_out, uint16_t tokens,
+                                    uint32_t heads) {
+    uint32_t left = tokens * heads;
+    const vector_bool all = asc_create_mask_b32(PAT_ALL), m = asc_update_mask_b32(left);
+    vector_float base = asc_loadalign(stats + BASE), top = asc_loadalign(stats + TOP), sum = asc_loadalign(stats + SUM), one, zero, lse, whole, factor;
+    vector_s32 lane;
+    vector_u32 at;
     asc_duplicate_scalar(one, 1.0f, all);
     asc_duplicate_scalar(zero, 0.0f, all);
-    for (uint16_t t = 0; t < tokens; ++t) {
-        for (uint16_t h = 0; h < heads; ++h) {
-            const uint32_t r = t * heads + h;
-            vector_float base, top, l, lse, factor, whole;
-            asc_loadalign_brc(base, stats + BASE + r);
-            asc_loadalign_brc(top, stats + TOP + r);
-            asc_loadalign_brc(l, stats + SUM + r);
-            asc_ln(lse, l, all);
-            asc_add(lse, lse, base, all);
-            asc_storealign_1st(lse_out + r * 8, lse);
-            asc_storealign_1st(top_out + r * 8, top);
-            whole = l;
-            if (has_sink) {
-                vector_float dim;
-                asc_loadalign_brc(dim, sink + h);
-                asc_exp_sub(dim, dim, lse, all);
-                asc_add(dim, dim, one, all);
-                asc_mul(whole, whole, dim, all);
+    asc_arange(lane, 0);
+    asc_shiftleft_scalar(at, AS(vector_u32, lane), 3, all);
+    asc_ln(lse, sum, m);
+    asc_add(lse, lse, base, m);
+    asc_scatter(lse_out, lse, at, m);
+    asc_scatter(top_out, top, at, m);
+    whole = sum;
+    if (has_sink) {
+        vector_float dim;
+        vector_s32 next;
+        for (uint16_t t = 1; t < tokens; ++t) {
+            asc_add_scalar(next, lane, -int32_t(heads), all);
+            asc_select(lane, next, lane, asc_ge_scalar(lane, int32_t(heads), all));
+        }
+        asc_gather(dim, sink, AS(vector_u32, lane), m);
+        asc_exp_sub(dim, dim, lse, m);
+        asc_add(dim, dim, one, m);
+        asc_mul(whole, whole, dim, m);
+    }
+    asc_div(factor, one, whole, m);
+    asc_select(factor, zero, factor, asc_eq(sum, zero, all));
+    asc_storealign(factors, factor, m);
+}
+// Columns [first, first + cols) of the result from the last piece of O, onto O (bf16 rows keep the pitch of O: a chunk is
+// stored where columns before it were read).
+__simd_vf__ inline void finish_piece(__ubuf__ float* o, __ubuf__ float* piece, __ubuf__ float* shrink, __ubuf__ float* factors, bool fresh, bool wide, uint16_t rows, uint32_t first, uint32_t cols) {
+    const vector_bool all = asc_create_mask_b32(PAT_ALL);
+    for (uint16_t r = 0; r < rows; ++r) {
+        uint32_t left = cols;
+        __ubuf__ float* row = o + r * O_PITCH;
+        vector_float factor, k;
+        asc_loadalign_brc(factor, factors + r);
+        if (!fresh) asc_loadalign_brc(k, shrink + r);
+        for (uint16_t c = 0; c < uint16_t((cols + 63) / 64); ++c) {
+            vector_bool m = asc_update_mask_b32(left);
+            vector_float y = asc_loadalign(piece + r * cols + c * 64);
+            if (!fresh) {
+                vector_float x = asc_loadalign(row + first + c * 64);
+                asc_madd(x, k, y, all);
+                y = x;
             }
-            asc_div(factor, one, whole, all);
-            asc_select(factor, zero, factor, asc_eq(l, zero, all));
-            uint32_t left = cols;
-            for (uint16_t c = 0; c < uint16_t((cols + 63) / 64); ++c) {
-                vector_bool m = asc_update_mask_b32(left);
-                vector_float x = asc_loadalign(o + r * O_PITCH + c * 64);
-                asc_mul(x, x, factor, all);
-                if (wide) {
-                    asc_storealign(o + r * O_PITCH + c * 64, x, m);
-                    continue;
-                }
-                vector_bfloat16_t b;
-                asc_float2bfloat16_rn(b, x, all);
-                asc_storealign_pack((__ubuf__ uint32_t*)((__ubuf__ bfloat16_t*)(o + r * O_PITCH) + c * 64), AS(vector_u32, b), m);
+            asc_mul(y, y, factor, all);
+            if (wide) {
+                asc_storealign(row + first + c * 64, y, m);
+                continue;
             }
+            vector_bfloat16_t b;
+            asc_float2bfloat16_rn(b, y, all);
+            asc_storealign_pack((__ubuf__ uint32_t*)((__ubuf__ bfloat16_t*)row + first + c * 64), AS(vector_u32, b), m);
         }
     }
 }
