@@ -20,7 +20,7 @@ from deepinfer.conformance import suite
 from deepinfer.conformance.item import Item, Target
 from deepinfer.conformance.report import Result
 
-CHUNK = 16  # items handed out at once: neighbours share compiled kernels
+CHUNK = 12  # items that end a batch of work; neighbours share compiled kernels
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,18 @@ def _execute(numbers: Sequence[int]) -> list[tuple[int, Result]]:
 
 
 def chunks(items: Sequence[Item]) -> Iterator[list[int]]:
-    """Numbers of items in the order of work: the engine's long checks singly, then neighbours of one op together."""
+    """Numbers of items in the order of work: the engine's long checks singly, then neighbouring cases of one op.
+
+    A case stays in one process: its checks share arguments, reference and kernels.
+    """
     yield from ([number] for number, item in enumerate(items) if item.level == "L3")
     found: list[int] = []
     for number, item in enumerate(items):
         if item.level == "L3":
             continue
-        if found and (len(found) == CHUNK or items[found[0]].subject != item.subject):
+        last = items[found[0]].subject if found else item.subject
+        same_case = bool(found) and (item.subject, item.case) == (items[found[-1]].subject, items[found[-1]].case)
+        if found and (item.subject != last or (len(found) >= CHUNK and not same_case)):
             yield found
             found = []
         found.append(number)

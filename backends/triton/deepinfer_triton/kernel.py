@@ -26,8 +26,15 @@ from deepinfer_triton.compile import ARCHITECTURES, TritonBuild
 GRID_LIMIT = 2**31 - 1  # blocks along x; kernels use no other dimension
 Number = int | float
 # Strides that are compiled in when they are 1: only then does the compiler know that neighbours are neighbours.
-UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "lane_step", "index_lane"})
+UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "bias_step", "lane_step", "index_lane"})
 
+# Numbers that only bound loops and rows, or lead to single values: whether they are multiples of 16 changes no access,
+# so it does not split kernels.
+UNALIGNED = frozenset({
+    "rows", "lines", "tokens", "count", "capacity", "limit", "total", "items", "alignment", "room", "tokens_total",
+    "per", "masks", "heads", "grid_rows", "repeat", "index_step", "weight_step", "lse_state", "lse_lead", "lse_token",
+    "lse_head",
+})
 
 @lru_cache(maxsize=1)
 def _compiler_installed() -> bool:
@@ -155,7 +162,7 @@ def specialise(call: Call, program: Program) -> TritonBuild:
             constants[label] = 1
             continue
         signature.append((label, number(value)[0]))
-        if isinstance(value, int) and value % 16 == 0:
+        if isinstance(value, int) and value % 16 == 0 and label not in UNALIGNED:
             divisible.add(label)
     order = tuple(sorted(constants.items()))
     return TritonBuild(function, tuple(signature), order, frozenset(divisible), program.warps, fuse=program.fuse)

@@ -26,6 +26,11 @@ def test_every_item_is_handed_out_once_and_long_ones_first() -> None:
     assert sorted(number for numbers in order for number in numbers) == list(range(len(items)))
     assert all(len({items[number].subject for number in numbers}) == 1 for numbers in order)
     assert items[order[0][0]].level == "L3"
+    homes = {(items[n].subject, items[n].case): set[int]() for n in range(len(items)) if items[n].level == "L2"}
+    for home, numbers in enumerate(order):
+        for number in numbers:
+            homes.get((items[number].subject, items[number].case), set()).add(home)
+    assert all(len(found) == 1 for found in homes.values()), "a case is in one process"
 
 
 def test_fewer_than_one_process_is_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from deepinfer_triton import kernels
 from deepinfer_triton.code import TritonCode
 from deepinfer_triton.compile import TritonCompiler, unpack
-from deepinfer_triton.kernel import GRID_LIMIT, Program, TritonKernel, specialise
+from deepinfer_triton.kernel import GRID_LIMIT, UNALIGNED, Program, TritonKernel, specialise
 
 from deepinfer.errors import InvalidArgument
 from deepinfer.hal import Arg, DeviceProps, DriverKind
@@ -149,3 +149,18 @@ def test_ptx_is_made_without_the_assembler(monkeypatch: pytest.MonkeyPatch) -> N
         TritonCompiler(build).compile(build.as_build("sm_90", "cubin"))
     with pytest.raises(InvalidArgument, match="fmt"):
         build.as_build("sm_90", "elf")
+
+
+def test_counts_do_not_split_kernels() -> None:
+    """A batch of 16 rows runs the code of one of 17; a row of 64 values is not one of 65."""
+    kernel, spec = KERNELS[IDS.index("triton_rms_norm")], get_spec("norm.rms_norm")
+
+    def build(rows: int, d: int) -> object:
+        call = make_call(spec, (torch.ones(rows, d), torch.ones(d), 1e-6), (None,), torch.device("cpu"))
+        return specialise(call, kernel.programs(call)[0])
+
+    assert build(16, 64) == build(17, 64)
+    assert build(16, 64) != build(16, 65)
+    known = {label for kernel in KERNELS for case in quick_cases(kernel) for program in kernel.programs(call_of(case)[0])
+             for label in program.numbers}
+    assert known >= UNALIGNED
