@@ -161,6 +161,6 @@ def test_counts_do_not_split_kernels() -> None:
 
     assert build(16, 64) == build(17, 64)
     assert build(16, 64) != build(16, 65)
-    known = {label for kernel in KERNELS for case in quick_cases(kernel) for program in kernel.programs(call_of(case)[0])
-             for label in program.numbers}
+    calls = [(kernel, call_of(case)[0]) for kernel in KERNELS for case in quick_cases(kernel)]
+    known = {label for kernel, call in calls for program in kernel.programs(call) for label in program.numbers}
     assert known >= UNALIGNED
