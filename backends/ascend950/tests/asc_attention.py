@@ -21,7 +21,7 @@ from deepinfer.ops.flash_mla.sparse_prefill_cases import Shape
 from deepinfer.registry import get_spec
 
 NUMBERS = {
-    "mla_attend": range(30, 57),
+    "mla_attend": range(30, 58),
     "kv_cache": range(70, 76),
     "merge_states": range(80, 84),
     "rotate": range(100, 106),
@@ -79,12 +79,23 @@ def _float_scales() -> Parts:
     return problem.entry, 1, problem.pack(), right, (args, pool)
 
 
+def _short_jobs_with_sinks() -> Parts:
+    """Seven jobs of one block: the sinks of four are in memory at a time."""
+    args = DecodeShape(7, 1, 40, "bf16", 20, 16, 60, sink="mixed").make(_generator(12))
+    out, lse = torch.full((7, 1, 40, 512), torch.nan).bfloat16(), torch.full((7, 40, 1), torch.nan)
+    pool = mla.paged_pool(args["kv_cache"], "bf16", args["indices"], None, 20)
+    problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"], args["attn_sink"])
+    wanted = get_spec("flash_mla.sparse_decode").reference(args)
+    right = lambda: _close(lse, wanted[1], 1e-5) and _close(out, wanted[0], 2**-6)  # noqa: E731
+    return problem.entry, 1, problem.pack(), right, (args, pool)
+
+
 def _many_float_scales() -> Parts:
     """Four blocks of keys with scales of their own, in both halves of a block and with holes."""
-    args = DecodeShape(2, 1, 64, "v32_fp8", 230, 16, 300, holes="wild").make(_generator(9))
+    args = DecodeShape(2, 1, 64, "v32_fp8", 230, 16, 300, holes="wild", sink="mixed").make(_generator(9))
     out, lse = torch.full((2, 1, 64, 512), torch.nan).bfloat16(), torch.full((2, 64, 1), torch.nan)
     pool = mla.paged_pool(args["kv_cache"], "v32_fp8", args["indices"], None, 230)
-    problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"])
+    problem = mla.Problem(args["q"], (pool,), out, lse, mla.SPARSE, args["softmax_scale"], args["attn_sink"])
     wanted = get_spec("flash_mla.sparse_decode").reference(args)
     right = lambda: _close(lse, wanted[1], 1e-5) and _close(out, wanted[0], 2**-6)  # noqa: E731
     return problem.entry, 1, problem.pack(), right, (args, pool)
@@ -191,7 +202,7 @@ def launches(source: str) -> list[Parts]:
         return [
             _sparse(), _float_scales(), _many_float_scales(), _causal(), _per_head(((70, 90), (38, 40))),
             _per_head(((70, 130), (38, 40)), bad=(62, 70, 127, 135)),
-            _rest_of_queries(),
+            _rest_of_queries(), _short_jobs_with_sinks(),
         ]  # fmt: skip
     if source == "kv_cache":
         return [_written("v41_fp8", torch.bfloat16), _written("v32_fp8", torch.float32), _read()]

@@ -29,6 +29,8 @@ SLICES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "per head": ("per_head", (1, 128)),
     "merge": ("merged", (2, 2)),
     "store": ("stored", (2, "v32_fp8")),
+    "rotate": ("turned", (2, 16, False)),
+    "quantise": ("turned", (2, 16, True)),
 }
 
 

@@ -11,7 +11,15 @@ import pytest
 from deepinfer_ascend950.toolchain.gxx import find
 
 HERE = Path(__file__).parent
-TESTS = ("test_gemm.py", "test_mla.py", "test_cache.py", "test_ep.py", "test_sim_examples.py")
+TESTS = (
+    "test_gemm.py",
+    "test_mla.py",
+    "test_mla_masked.py",
+    "test_fused.py",
+    "test_cache.py",
+    "test_ep.py",
+    "test_sim_examples.py",
+)
 
 
 def library(name: str) -> str:

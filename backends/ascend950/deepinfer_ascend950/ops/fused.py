@@ -7,7 +7,7 @@ result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,7 +81,9 @@ class FusedAttention(AscendKernel):
         q = call["q"]
         tokens, heads, width = q.shape
         queries = tokens * heads * (width + _rest(q.dtype)) * q.dtype.itemsize
-        state = State(self.load(device, "rotate"), self.load_from(device, "mla_attend", ENTRIES[q.dtype]))
+        rotate = self.load(device, "rotate")
+        both = replace(rotate, cores=2 * rotate.cores)  # an AI core has two vector cores, a block needs one
+        state = State(both, self.load_from(device, "mla_attend", ENTRIES[q.dtype]))
         return Plan(_aligned(queries) + tokens * heads * width * 4, state)
 
     def run(self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: tuple[Any, ...], workspace: Any) -> None:
