@@ -51,6 +51,14 @@ def test_shared_race_and_barrier(schedule: str) -> None:
     expect(findings(kernel(overwrite), schedule=schedule), "race (write after read)")
 
 
+def test_cluster_barrier_halves_come_in_pairs() -> None:
+    arrive, wait = "barrier.cluster.arrive.aligned;\n", "barrier.cluster.wait.aligned;\n"
+    assert findings(kernel((arrive + wait) * 2)) == []
+    expect(findings(kernel(arrive + wait + wait)), "barrier.cluster.wait without an arrive")
+    expect(findings(kernel(wait)), "barrier.cluster.wait without an arrive")
+    expect(findings(kernel(arrive + arrive + wait)), "barrier.cluster.arrive twice")
+
+
 def test_uninitialised_shared_read() -> None:
     expect(findings(kernel("ld.shared.u32 %v, [%s+16];")), "read before it was written")
 

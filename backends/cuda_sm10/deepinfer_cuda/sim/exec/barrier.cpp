@@ -92,7 +92,8 @@ void cluster_arrive(X& x, const Inst& in, u32 lanes) {
     check_cluster(x);
 }
 
-void cluster_wait(X& x, const Inst&, u32 lanes) {
+void cluster_wait(X& x, const Inst& in, u32 lanes) {
+    if (u32 absent = lanes & ~x.w.cluster_lanes) x.fault(in, first_lane(absent), "barrier.cluster.wait without an arrive before it");
     check_cluster(x);  // exited threads count as arrived
     if (x.cl.generation == x.w.cluster_phase) return x.block("cluster barrier");
     x.w.cluster_lanes &= ~lanes;
