@@ -32,9 +32,16 @@ def forget_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _writable(path: Path) -> bool:
+    try:
+        return not path.is_dir() and path.absolute().parent.is_dir()
+    except OSError:  # a name that no file system takes
+        return False
+
+
 def check_target(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written before the work that fills it, not after."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is not None and not _writable(path):
         raise invalid(option, str(path), "must be a file in a folder that exists")
 
 

@@ -164,7 +164,7 @@ def _compare_layout(p: Prepared, changed: dict[str, torch.Tensor], label: str) -
 
 
 def invariance(p: Prepared) -> None:
-    """A row's bits do not depend on the rest of the batch, where the kernel claims it."""
+    """A row's bits do not depend on the rest of the batch, where the kernel claims it (C81)."""
     kernel = p.kernel()
     if not kernel.batch_invariant:
         raise Vacuous(f"kernel {kernel.name} does not claim batch invariance for this case")

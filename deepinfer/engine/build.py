@@ -52,7 +52,7 @@ def build_engine(
         raise invalid("device", device, "must be a backend specification, a Device or None")
     model_config = load_config(directory)
     token_dir = directory if config.tokenizer is None else Path(config.tokenizer)
-    tokenizer = open_tokenizer(token_dir)
+    tokenizer = open_tokenizer(token_dir, config.tokenizer is not None)
     template = None if tokenizer is None else load_template(token_dir, tokenizer.config or tokenizer_config(token_dir))
     eos = end_tokens(directory, model_config, tokenizer)
     weights = open_weights(directory, model_config, DTYPES[config.dtype], _compute(target, config), _dummy_seed(config))

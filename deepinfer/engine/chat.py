@@ -13,6 +13,7 @@ from typing import Any
 
 from deepinfer.engine.tokenizer import special_text
 from deepinfer.errors import CheckpointError, DeepInferError, InvalidArgument, invalid
+from deepinfer.models.fields import read_text
 
 FILE = "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -34,18 +35,23 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise CheckpointError(f"{where}: chat template: line {error.lineno}: {error.message}") from error
+        except Exception as error:  # foreign code: nested too deep, numbers too long, ...
+            raise CheckpointError(f"{where}: chat template: cannot be compiled: {error}") from error
         self._specials, self._where = dict(specials), where
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, **variables: Any) -> str:
-        """The prompt text for one conversation.
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text for one conversation; `variables` are further names that the template may use.
 
         Raises:
             InvalidArgument: the messages are malformed, or the template refuses them.
         """
         check_messages(messages)
-        names = {**self._specials, **variables}
+        names = {**self._specials, **(variables or {})}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **names)
+            return self._template.render(names | {"messages": messages, "add_generation_prompt": add_generation_prompt})
         except DeepInferError:
             raise
         except Exception as error:  # a template is foreign code: whatever it raises is its verdict on the messages
@@ -58,7 +64,7 @@ def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | 
     source: Any = config.get("chat_template")
     where = str(directory / "tokenizer_config.json")
     if path.is_file():
-        source, where = path.read_text(encoding="utf-8"), str(path)
+        source, where = read_text(path), str(path)
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
         source = named.get("default")
@@ -68,6 +74,18 @@ def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | 
         raise CheckpointError(f"{where}: chat_template: must be a text or a list with one named 'default'")
     specials = {name: text for name in SPECIALS if (text := special_text(dict(config), name)) is not None}
     return ChatTemplate(source, specials, where)
+
+
+def template_variables(names: object) -> dict[str, Any]:
+    """`chat_template_kwargs`: further names for the template, None = none."""
+    if names is None:
+        return {}
+    if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+        raise invalid("chat_template_kwargs", names, "must be a mapping from names to values")
+    taken = [name for name in ("messages", "add_generation_prompt") if name in names]
+    if taken:
+        raise invalid("chat_template_kwargs", taken, "must not name what the call itself passes to the template")
+    return dict(names)
 
 
 def check_messages(messages: object) -> None:

@@ -13,6 +13,8 @@ from deepinfer.engine.tokenizer import Tokenizer, special_text, tokenizer_config
 from deepinfer.models.config import ModelConfig, parse_token_ids
 from deepinfer.models.fields import Fields, read_json
 
+MAX_DIGITS = 18  # of a token id; longer texts of digits are no id of any vocabulary
+
 
 def end_tokens(directory: Path, config: ModelConfig, tokenizer: Tokenizer | None) -> frozenset[int]:
     """All end-of-sequence ids below the vocabulary size; one that is not is reported and left out."""
@@ -43,4 +45,6 @@ def _named_end(directory: Path, tokenizer: Tokenizer | None) -> int | None:
     if text is None or not isinstance(added, dict):
         return None
     ids = [key for key, value in added.items() if isinstance(value, dict) and value.get("content") == text]
-    return int(ids[0]) if ids and ids[0].isdigit() else None
+    if not ids or not (ids[0].isascii() and ids[0].isdigit()) or len(ids[0]) > MAX_DIGITS:
+        return None
+    return int(ids[0])

@@ -18,6 +18,7 @@ import torch
 
 from deepinfer.engine.arguments import conversations, per_prompt, prompt_list
 from deepinfer.engine.build import build_engine
+from deepinfer.engine.chat import template_variables
 from deepinfer.engine.config import make_config
 from deepinfer.engine.graphs import GraphReport
 from deepinfer.engine.outputs import RequestOutput, StreamOutput
@@ -25,6 +26,7 @@ from deepinfer.engine.params import SamplingParams
 from deepinfer.engine.progress import GenerateProgress
 from deepinfer.engine.request import PromptScores, Request, Status
 from deepinfer.engine.tokenizer import Tokenizer
+from deepinfer.engine.validate import boolean
 from deepinfer.errors import DeepInferError, InvalidArgument, invalid
 from deepinfer.hal import Device
 from deepinfer.models import Progress
@@ -140,6 +142,7 @@ class LLM:
         Raises:
             InvalidArgument: the arguments have the wrong type or their lists differ in length; nothing was started.
         """
+        boolean("use_tqdm", use_tqdm)
         requests = self._submit(prompt_list(prompts), sampling_params, priority=priority, salt=cache_salt)
         return self._drive(requests, use_tqdm)
 
@@ -159,7 +162,8 @@ class LLM:
             InvalidArgument: the checkpoint has no chat template or no tokenizer; otherwise as `generate`. A
                 conversation that its template refuses fails alone.
         """
-        prompts = self._render(conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
+        prompts = self._render(conversations(messages), add_generation_prompt, chat_template_kwargs)
+        boolean("use_tqdm", use_tqdm)
         requests = self._submit(prompts, sampling_params, special=False, salt=cache_salt)
         return self._drive(requests, use_tqdm)
 
@@ -185,7 +189,7 @@ class LLM:
         cache_salt: str | None = None,
     ) -> Iterator[StreamOutput]:
         """Like `chat`, as an iterator of increments. Closing the iterator aborts what is left."""
-        prompts = self._render(conversations(messages), add_generation_prompt, dict(chat_template_kwargs or {}))
+        prompts = self._render(conversations(messages), add_generation_prompt, chat_template_kwargs)
         return self._stream(self._submit(prompts, sampling_params, special=False, streaming=True, salt=cache_salt))
 
     def score(self, prompts: Prompt | Items[Prompt], full_vocab: bool = False) -> list[torch.Tensor]:
@@ -201,7 +205,7 @@ class LLM:
         """
         given = prompt_list(prompts)
         params = SamplingParams(max_tokens=0)
-        scores = [PromptScores(tables=[] if full_vocab else None) for _ in given]
+        scores = [PromptScores(tables=[] if boolean("full_vocab", full_vocab) else None) for _ in given]
         requests = self._submit(given, params, scores=scores)
         for index, output in enumerate(self._drive(requests, False)):
             if output.error is not None:
@@ -301,8 +305,9 @@ class LLM:
             for request in requests:
                 self._parts.core.abort(request)
 
-    def _render(self, dialogs: list[Any], add_generation_prompt: bool, variables: dict[str, Any]) -> list[Any]:
-        template = self._parts.template
+    def _render(self, dialogs: list[Any], add_generation_prompt: bool, names: Mapping[str, Any] | None) -> list[Any]:
+        template, variables = self._parts.template, template_variables(names)
+        boolean("add_generation_prompt", add_generation_prompt)
         if template is None:
             raise InvalidArgument(
                 "chat: this checkpoint has no chat template (chat_template in tokenizer_config.json, or "
@@ -311,7 +316,7 @@ class LLM:
         prompts: list[Any] = []
         for messages in dialogs:
             try:
-                prompts.append(template.render(messages, add_generation_prompt, **variables))
+                prompts.append(template.render(messages, add_generation_prompt, variables))
             except DeepInferError as error:
                 prompts.append(error)
         return prompts

@@ -57,9 +57,15 @@ class Tokenizer:
         return str(self._backend.decode(ids, skip_special_tokens=skip_special))
 
 
-def open_tokenizer(directory: Path) -> Tokenizer | None:
-    """The tokenizer in `directory`, or None when it has no tokenizer.json."""
-    return Tokenizer(directory) if (directory / FILE).is_file() else None
+def open_tokenizer(directory: Path, asked_for: bool = False) -> Tokenizer | None:
+    """The tokenizer in `directory`; without tokenizer.json None, or an error where the caller named the directory."""
+    try:
+        found = (directory / FILE).is_file()
+    except OSError as error:  # a name that no file system takes
+        raise CheckpointError(f"{directory}: cannot be opened: {error.strerror}") from error
+    if asked_for and not found:
+        raise invalid("tokenizer", str(directory), f"must be a directory with a {FILE}; leave it out to work with ids")
+    return Tokenizer(directory) if found else None
 
 
 def tokenizer_config(directory: Path) -> dict[str, Any]:

@@ -93,7 +93,11 @@ def load_config(directory: Path) -> ModelConfig:
     Raises:
         CheckpointError: the file is missing or malformed, or asks for something this model code does not compute.
     """
-    if not directory.is_dir():
+    try:
+        found = directory.is_dir()
+    except OSError as error:  # a name that no file system takes
+        raise CheckpointError(f"{directory}: cannot be opened: {error.strerror}") from error
+    if not found:
         raise CheckpointError(f"{directory}: is not a directory with a checkpoint")
     path = directory / "config.json"
     return parse_config(read_json(path), str(path))

@@ -16,14 +16,20 @@ from deepinfer.errors import CheckpointError
 _REQUIRED: Any = object()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+def read_text(path: Path) -> str:
+    """The UTF-8 text in `path`."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: the file does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`."""
+    try:
+        data = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(data, dict):

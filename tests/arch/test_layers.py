@@ -106,3 +106,17 @@ def test_every_entry_point_loads_without_heavy_imports() -> None:
         "assert 'triton' not in sys.modules and 'deepinfer_cpu.kernels' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_any_toolkit_the_import_works_and_the_choice_explains_c79() -> None:
+    """C79: no PATH, no CUDA_HOME. What is missing is named with what would help, and the cpu goes on working."""
+    code = (
+        "import torch, deepinfer\n"
+        "try:\n    deepinfer.set_backend('cuda')\n"
+        "except deepinfer.errors.BackendUnavailable as error:\n    print(error)\n"
+        "else:\n    print('chosen')\n"
+        "with deepinfer.use_backend('cpu'):\n    print(deepinfer.ops.norm.rms_norm(torch.ones(1, 2), torch.ones(2)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env={"PATH": ""})
+    assert "tensor([[" in done.stdout
+    assert ("To fix it" in done.stdout) != ("chosen" in done.stdout)

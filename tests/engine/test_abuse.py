@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,10 @@ import pytest
 import torch
 
 from deepinfer import LLM, SamplingParams
-from deepinfer.errors import DeepInferError, InvalidArgument
+from deepinfer.engine.chat import load_template
+from deepinfer.engine.eos import end_tokens
+from deepinfer.errors import CheckpointError, DeepInferError, InvalidArgument
+from deepinfer.models.config import load_config
 from tests.engine.conftest import SHIPPED
 
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
@@ -194,3 +200,53 @@ def test_two_engines_and_many_threads() -> None:
         assert not any(thread.is_alive() for thread in threads)
         assert not failures
         assert a.statistics()["free_blocks"] == a.statistics()["blocks"]
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("model", "x" * 5000), ("model", "a\0b"), ("model", "\ud800"), ("tokenizer", "/no/such/folder"),
+    ("tokenizer", "x" * 5000), ("tokenizer", str(SHIPPED / "config.json")),
+], ids=lambda value: str(value)[:12].encode("ascii", "replace").decode())
+def test_folders_that_cannot_be_opened(option: str, value: str) -> None:
+    """A tokenizer that was asked for by name is not silently done without."""
+    given = {"model": SHIPPED, "device": "cpu", "num_blocks": 64} | {option: value}
+    with pytest.raises((CheckpointError, InvalidArgument)) as caught:
+        LLM(**given)
+    assert value[:5] in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [
+    "x", 3, [("a", 1)], {1: 2}, {"messages": []}, {"add_generation_prompt": False}, [],
+], ids=str)
+def test_variables_of_a_template_are_checked(llm: LLM, names: Any) -> None:
+    for call in (llm.chat, llm.chat_stream):
+        with pytest.raises(InvalidArgument, match="chat_template_kwargs"):
+            call([{"role": "user", "content": "x"}], GREEDY, chat_template_kwargs=names)
+
+
+def test_flags_are_flags(llm: LLM) -> None:
+    with pytest.raises(InvalidArgument, match="full_vocab"):
+        llm.score(["abc"], full_vocab="no")  # type: ignore[arg-type]  # on purpose
+    for call in (lambda flag: llm.generate(["a"], GREEDY, use_tqdm=flag),
+                 lambda flag: llm.chat([{"role": "user", "content": "x"}], GREEDY, use_tqdm=flag)):
+        with pytest.raises(InvalidArgument, match="use_tqdm"):
+            call(lambda *_: None)
+    with pytest.raises(InvalidArgument, match="add_generation_prompt"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY, add_generation_prompt="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("template", [
+    b"\xff\xfe", b"{{ " + b"(" * 5000 + b"1" + b")" * 5000 + b" }}", b"{{ 1" + b"0" * 5000 + b" }}", b"{% for %}",
+    b"{% include 'x' %}{% endblock %}",
+], ids=["bytes", "deep", "long", "syntax", "block"])
+def test_templates_that_cannot_be_read_name_their_file(template: bytes, tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(template)
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        load_template(tmp_path, {})
+
+
+@pytest.mark.parametrize("digits", ["²", "9" * 5000, "٣", "", "-1", "1.5"])
+def test_odd_ids_of_an_end_token_are_left_out(digits: str, tmp_path: Path) -> None:
+    """C68: a model without tokenizer.json; its tokenizer_config.json names the end token by text."""
+    added = {"eos_token": "<end>", "added_tokens_decoder": {digits: {"content": "<end>"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(added), "utf-8")
+    assert end_tokens(tmp_path, replace(load_config(SHIPPED), eos_token_ids=(5,)), None) == {5}

@@ -94,7 +94,7 @@ def _pinned() -> Iterator[tuple[Shape, tuple[str, ...]]]:
     for s_q, n in ((2, 3), (3, 2), (1, 4), (4, 1)):
         yield Shape((n,), s_q=s_q, format="f32", page=4, note="bottom-right"), ("C18",)
     yield Shape((13,), page=4, note="part-page"), ("C13",)
-    yield Shape((100, 1, 64, 65, 7, 0, 0, 0), page=16, note="refilled-plan"), ("C26",)
+    yield Shape((100, 1, 64, 65, 7, 0, 0, 0), page=16, note="refilled-plan"), ("C26", "C82")
     yield Shape((9, 40), s_q=2, layout="turned", page=8, note="strided-index"), ("C20",)
     for s_q in (256, 1024):
         yield Shape((s_q + 3,), s_q=s_q, h=1, d=64, d_v=64, note="long-query"), ("C03",)

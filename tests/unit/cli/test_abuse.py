@@ -34,8 +34,9 @@ def shell(line: str, folder: Path, **variables: str | None) -> subprocess.Comple
     ["bench", "compare", "/no/such/file", "/no/such/file"], ["generate", "/no/such/model", "x"],
     ["generate", MODEL, "x", "--temperature", "nan"], ["generate", MODEL, "x", "--dtype", "int3"],
     ["generate", MODEL, "x", "--max-tokens", "-1"], ["generate", MODEL, "x", "--stop", ""],
-    ["chat", "/no/such/model", "--message", "x"],
-], ids=" ".join)
+    ["chat", "/no/such/model", "--message", "x"], ["generate", "x" * 5000, "x"],
+    ["conformance", "cpu", "--report", "x" * 5000],
+], ids=lambda argv: " ".join(argv)[:60])
 def test_every_error_is_one_json_document(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*argv, "--json"]) == 2
     printed = capsys.readouterr()

@@ -169,6 +169,7 @@ def _start(root: Path, log: Path, seconds: float, kernels: int) -> subprocess.Po
 
 
 def test_sixteen_processes_on_an_empty_cache_compile_each_kernel_once(tmp_path: Path) -> None:
+    """C78."""
     root, log = tmp_path / "cache", tmp_path / "log"
     log.touch()
     workers = [_start(root, log, 0.05, 3) for _ in range(16)]
@@ -178,6 +179,7 @@ def test_sixteen_processes_on_an_empty_cache_compile_each_kernel_once(tmp_path: 
 
 
 def test_a_process_killed_half_way_harms_nobody(tmp_path: Path) -> None:
+    """C78."""
     root, log = tmp_path / "cache", tmp_path / "log"
     log.touch()
     victim = _start(root, log, 60, 1)

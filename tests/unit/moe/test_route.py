@@ -49,6 +49,17 @@ def test_docs_rule_ties_go_to_the_lower_id() -> None:
     assert ids.tolist() == [[0, 1]]
 
 
+def test_renormalised_weights_sum_to_one_on_every_run_c49() -> None:
+    """C49: its numbers, 64 rows of 256 experts in bfloat16, top 8."""
+    logits = torch.randn((64, 256), generator=torch.Generator().manual_seed(49)).bfloat16().float()
+    weights, ids = moe.route(logits, 8, scoring="softmax", renormalize=True)
+    torch.testing.assert_close(weights.sum(1), torch.ones(64), rtol=0, atol=1e-6)
+    for _ in range(20):
+        again = moe.route(logits, 8, scoring="softmax", renormalize=True)
+        assert torch.equal(again[0], weights)
+        assert torch.equal(again[1], ids)
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_ids_are_distinct_and_in_range(data: st.DataObject) -> None:
