@@ -158,7 +158,8 @@ def bandwidths(pair: Pair, rounds: int) -> Iterator[dict[str, Any]]:
     spec, kernel = get_spec("norm.rms_norm"), kernel_of("norm.rms_norm")
 
     def normed(source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
-        call = make_call(spec, (source, weight, 1e-6), (target,), second.torch_device)
+        """Planned for operands of the second device; then the launch is given others of the same shape."""
+        call = make_call(spec, (b, weight, 1e-6), (c,), second.torch_device)
         launches = [prepare(second, call, p).bind((source, weight, 1e-6), (target,)) for p in kernel.programs(call)]
         return lambda: [launch(second.current_stream()) for launch in launches]
 
@@ -210,10 +211,10 @@ def main() -> int:
             rows.append({"op": "hal.peer", "case": f"{part.__name__} leaves the current device", "ok": False})
             torch.cuda.set_device(0)
     failed = [row["case"] for row in rows if not row["ok"]]
+    print("failed:", failed, flush=True)
     for row in bandwidths(pair, options.rounds) if hardware else ():
         print(row["case"], row["median_us"], "us", row["gbps"], "GB/s", flush=True)
         rows.append(row)
-    print("failed:", failed)
     if options.out:
         versions = {"torch": str(torch.__version__), "deepinfer": deepinfer.__version__}
         kind = "hardware" if hardware else "simulator"

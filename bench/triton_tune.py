@@ -65,7 +65,7 @@ CHOICES: dict[str, list[Choice]] = {
     "rope.apply": _grid(("rope.TILE",), (2048, 4096, 8192), (2, 4, 8)),
     "sampling.apply_token_mask": _grid(("sampling.BLOCK",), (1024, 2048, 4096), (4, 8)),
     "moe.swiglu_quantize": _grid(("moe.TILE",), (512, 1024, 2048, 4096), (1, 2, 4, 8)),
-    "moe.route": [({"moe.ROUTE": pair}, None) for pair in ((1, 1), (2, 1), (2, 2), (4, 4), (8, 4))],
+    "moe.route": [({"moe.WARP_EXPERTS": counts}, None) for counts in ((128, 256), ())],
     "deep_ep.reduce": _grid(("grouping.BLOCK",), (512, 1024, 2048), (2, 4, 8)),
 }
 FP4 = {

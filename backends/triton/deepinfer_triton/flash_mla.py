@@ -31,7 +31,7 @@ ROW_LIMIT = 8192
 TILE = 2048  # coded values per program of the cache ops; twice that where two share a byte
 PLAIN_TILE = 4096  # values per program of plain rows
 MERGE_TILE = 2048  # values per program of merging, of each state
-WRITE_PAIRS = READ_PAIRS = (4096, 4)  # values per program and warps of the packed fp4 paths
+WRITE_PAIRS = READ_PAIRS = (2048, 2)  # values per program and warps of the packed fp4 paths
 SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py", "deepinfer_triton/device/fp4.py")
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deepinfer.registry import Call
+from deepinfer_triton import warp_top
 from deepinfer_triton.blocks import block_reason, cut
 from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outputs, next_power_of_two
 
 EXPERT_LIMIT = 4096
 TILE = 2048  # activations per program, of two loads each
 ROUTE = (1, 1)  # tokens and warps of a program
+WARP_EXPERTS = (128, 256)  # numbers of experts that one warp ranks by `warp_top`: one or two vectors per lane
 FLOOR = 1e-4  # of quant.quantize_fp8, whose rules the activation follows
 FORMS = {"": ((1, 128), ""), "fp8_1x128": ((1, 128), "f32"), "mxfp8": ((1, 32), "ue8m0")}
 
@@ -25,7 +27,7 @@ class Route(TritonKernel):
     op = "moe.route"
     name = "triton_route"
     batch_invariant = True
-    sources = ("deepinfer_triton/device/moe.py",)
+    sources = ("deepinfer_triton/device/moe.py", "deepinfer_triton/warp_top.py")
 
     def _padded(self, call: Call) -> tuple[int, int]:
         groups = call["n_group"]
@@ -41,6 +43,9 @@ class Route(TritonKernel):
         logits, bias, groups, top_k = call["logits"], call["bias"], call["n_group"], call["top_k"]
         if logits.shape[0] == 0 or top_k == 0:
             return ()
+        per_lane = logits.shape[1] // 32
+        if logits.shape[1] in WARP_EXPERTS and top_k <= 32 and (groups == 1 or not 32 % groups):
+            return (self._by_warp(call, per_lane),)
         gp, sp = self._padded(call)
         tokens, warps = ROUTE if gp * sp <= 512 else (1, 4)
         numbers = {
@@ -56,6 +61,24 @@ class Route(TritonKernel):
         tensors = ("logits", "bias", "weights", "ids")
         grid = ceil_div(logits.shape[0], tokens)
         return (Program("moe.route", grid, tensors, numbers, constants, warps),)
+
+
+    def _by_warp(self, call: Call, per_lane: int) -> Program:
+        """A token per warp; a group is a number of whole lanes."""
+        logits, bias, groups, top_k = call["logits"], call["bias"], call["n_group"], call["top_k"]
+        top2 = call["group_score"] == "top2_sum"
+        numbers = {
+            "step": logits.stride[0], "expert_step": logits.stride[1], "bias_step": bias.stride[0] if bias else 0,
+            "scale": call["scale"], "eps": call["eps"],
+        }
+        constants = {
+            "V": per_lane, "SCORING": call["scoring"], "RENORMALIZE": call["renormalize"], "TOP_K": top_k,
+            "KEEP": warp_top.keep(32 // groups, call["topk_group"], top2) if groups > 1 else "",
+            "SELECT": warp_top.select(per_lane, top_k),
+            "OPERANDS": ",".join(["=&r"] * per_lane + ["r"] * 2 * per_lane),
+        }
+        tensors = ("logits", "bias", "weights", "ids")
+        return Program("moe.route_warp", logits.shape[0], tensors, numbers, constants, 1)
 
 
 class SwigluQuantize(TritonKernel):

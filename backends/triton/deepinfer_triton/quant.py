@@ -26,7 +26,7 @@ from deepinfer_triton.kernel import (
 
 NORMAL_FLOOR = 2.0**-50  # keeps scales in the range that needs no care with underflow
 SOURCES: tuple[str, ...] = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
-PAIRS = (4096, 4)  # values per program and warps, of the packed path
+PAIRS = (2048, 2)  # values per program and warps, of the packed path
 
 
 def _steps(names: str, values: tuple[int, int, int] | None) -> dict[str, int]:

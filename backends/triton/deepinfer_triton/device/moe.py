@@ -50,26 +50,42 @@ def mark_top(order, name, COUNT: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def newton(b):
-    """1 / b for b between 2^-100 and 2^100, within half a unit in the last place and a little."""
-    first = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, True, 1)
-    return tl.fma(first, tl.fma(-b, first, tl.full(b.shape, 1.0, tl.float32)), first)
+def sigmoid(x):
+    """1 / (1 + exp(-x)) within half a unit in the last place and a little; tiny ones keep their order.
+
+    exp of minus the magnitude: neither side overflows. A Newton step makes the reciprocal of the hardware's own. In
+    PTX, because signs and magnitudes of operands cost nothing there, and a factor of 1 is no multiplication.
+    """
+    return tl.inline_asm_elementwise(
+        """{ .reg .f32 power, base, near, rest; .reg .pred below;
+        abs.f32 power, $1; mul.f32 power, power, 0fBFB8AA3B; ex2.approx.f32 power, power;
+        add.f32 base, power, 0f3F800000; rcp.approx.ftz.f32 near, base; neg.f32 base, base;
+        fma.rn.f32 rest, base, near, 0f3F800000; fma.rn.f32 near, near, rest, near;
+        setp.lt.f32 below, $1, 0f00000000; @below mul.f32 near, near, power; mov.f32 $0, near; }""",
+        "=f,f", [x], tl.float32, True, 1,
+    )
+
+
+@triton.jit
+def score_of(logit, top, total, SCORING: tl.constexpr):
+    """Scores of logits; `top` and `total` (the sum of powers over it) shape a softmax and must broadcast."""
+    if SCORING == "softmax":
+        made = tl.div_rn(tl.exp(logit - top), tl.broadcast_to(total, logit.shape))
+    elif SCORING == "sigmoid":
+        made = sigmoid(logit)
+    else:
+        made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(tl.exp(-tl.abs(logit))))
+    return made
 
 
 @triton.jit
 def scores(logit, inside, SCORING: tl.constexpr):
     """Scores of logits [T, N]; anything outside."""
-    # exp of minus the magnitude: neither side overflows, and tiny scores keep their order
+    top, total = 0.0, 1.0
     if SCORING == "softmax":
-        top = tl.max(tl.where(inside, logit, float("-inf")), axis=1)
-        power = tl.where(inside, tl.exp(logit - top[:, None]), 0.0)
-        made = tl.div_rn(power, tl.broadcast_to(tl.sum(power, axis=1)[:, None], logit.shape))
-    elif SCORING == "sigmoid":
-        small = tl.exp(-tl.abs(logit))
-        made = tl.where(logit >= 0, 1.0, small) * newton(1.0 + small)
-    else:
-        made = tl.sqrt_rn(tl.where(logit > 0, logit, 0.0) + libdevice.log1p(tl.exp(-tl.abs(logit))))
-    return made
+        top = tl.max(tl.where(inside, logit, float("-inf")), axis=1)[:, None]
+        total = tl.sum(tl.where(inside, tl.exp(logit - top), 0.0), axis=1)[:, None]
+    return score_of(logit, top, total, SCORING)
 
 
 @triton.jit
@@ -137,6 +153,79 @@ def route(
     target = (token.to(tl.int64) * TOP_K)[:, None] + (marked - LOWEST)
     tl.store(weights + target, score * scale, mask=chosen)
     tl.store(ids + target, name, mask=chosen)
+
+
+@triton.jit
+def _of_lanes(base, step, V: tl.constexpr):
+    """float32 of V neighbours per lane, [32, 4] or [32, 4, 2] of two vectors: each a lane's own 16 bytes."""
+    place = base + (tl.arange(0, 32)[:, None] * V + tl.arange(0, 4)[None, :]) * step
+    value = tl.load(place)
+    if V == 8:
+        value = tl.join(value, tl.load(place + 4 * step))
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _two_of_lanes(value, V: tl.constexpr):
+    """The largest and the second of each lane's values; what is NaN counts as -inf."""
+    clean = tl.maximum(value, float("-inf"))  # the larger of NaN and a number is the number
+    if V == 8:
+        a, b = tl.split(clean)
+        high, low = tl.maximum(a, b), tl.minimum(a, b)
+    else:
+        high, low = clean, tl.full(clean.shape, float("-inf"), tl.float32)
+    return tl.reduce((high, low), 1, _two_larger)
+
+
+@triton.jit
+def _first_of_lanes(value, V: tl.constexpr):
+    """The first value of each lane, [32]."""
+    if V == 8:
+        value, _ = tl.split(value)
+    value, _ = tl.split(tl.reshape(value, [32, 2, 2]))
+    value, _ = tl.split(value)
+    return value
+
+
+@triton.jit
+def route_warp(
+    logits, bias, weights, ids, step, expert_step, bias_step, scale, eps, V: tl.constexpr, SCORING: tl.constexpr,
+    KEEP: tl.constexpr, SELECT: tl.constexpr, OPERANDS: tl.constexpr, RENORMALIZE: tl.constexpr, TOP_K: tl.constexpr,
+):
+    """One token per warp, V experts per lane; KEEP ("": no groups) and SELECT are PTX of `warp_top`."""
+    token = tl.program_id(0).to(tl.int64)
+    row = logits + token * step
+    logit = _of_lanes(row, expert_step, V)
+    top, total = 0.0, 1.0
+    if SCORING == "softmax":
+        top = tl.max(tl.reshape(logit, [32 * V]), axis=0)
+        total = tl.sum(tl.reshape(tl.exp(logit - top), [32 * V]), axis=0)
+    rank = score_of(logit, top, total, SCORING)
+    if bias is not None:
+        rank += _of_lanes(bias, bias_step, V)
+    else:
+        rank += 0.0  # scores are no -0.0, so sums are none
+    kept = tl.full([32], 1, tl.int32)
+    if KEEP != "":
+        best, second = _two_of_lanes(rank, V)
+        kept = tl.inline_asm_elementwise(KEEP, "=&r,f,f", [best, second], tl.int32, False, 1)
+    if V == 8:
+        joins = tl.broadcast_to(kept[:, None, None], logit.shape)
+    else:
+        joins = tl.broadcast_to(kept[:, None], logit.shape)
+    found = tl.inline_asm_elementwise(SELECT, OPERANDS, [ordered(rank), joins], tl.int32, False, V)
+    expert = _first_of_lanes(found, V)
+    lane = tl.arange(0, 32)
+    mask = lane < TOP_K
+    score = score_of(tl.load(row + expert * expert_step, mask=mask, other=0.0).to(tl.float32), top, total, SCORING)
+    if RENORMALIZE:
+        total = tl.sum(tl.where(mask, score, 0.0), axis=0) + eps
+        # what is tiny is first made larger, so that the reciprocal does not overflow
+        lift = tl.where(total < 2.0**-60, 2.0**80, 1.0)
+        score = (score * lift) * tl.div_rn(tl.full([32], 1.0, tl.float32), tl.broadcast_to(total * lift, [32]))
+    target = token * TOP_K + lane
+    tl.store(weights + target, score * scale, mask=mask)
+    tl.store(ids + target, expert, mask=mask)
 
 
 @triton.jit
