@@ -27,6 +27,15 @@ class Meeting:
         self.devices: list[Device | None] = [None] * size
         self.state = [OPEN] * size
 
+    def make_window(self, device: Device, nbytes: int) -> torch.Tensor:
+        """A rank's window, zeroed: memory of its device."""
+        window = device.empty((nbytes,), torch.uint8).zero_()
+        device.current_stream().synchronize()
+        return window
+
+    def close(self) -> None:
+        """Nothing to give back: windows live as long as anybody holds the meeting."""
+
     def arrive(self, rank: int, device: Device, window: torch.Tensor, deadline: Deadline) -> list[torch.Tensor]:
         """Everybody's windows, once all are there and `device` reaches the devices they lie on."""
         with self.changed:

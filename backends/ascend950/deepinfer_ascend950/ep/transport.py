@@ -30,6 +30,7 @@ from deepinfer.ops.deep_ep.transport import (
 )
 from deepinfer_ascend950.ep import windows as layout
 from deepinfer_ascend950.ep.meeting import CLOSED, FAILED, Meeting, join
+from deepinfer_ascend950.ep.processes import ProcessMeeting, why_not
 from deepinfer_ascend950.ep.windows import Windows
 
 POLLS, PAUSE_S = 16, 0.002
@@ -41,11 +42,10 @@ class PeerTransport(Transport):
 
     name = "peer_memory"
 
-    def __init__(self, geometry: Geometry, device: Device, meeting: Meeting, timeout: float) -> None:
+    def __init__(self, geometry: Geometry, device: Device, meeting: Meeting | ProcessMeeting, timeout: float) -> None:
         super().__init__(geometry, device)
         self._windows, self._meeting, self._epoch = Windows.of(geometry), meeting, 0
-        self._own = device.empty((self._windows.nbytes,), torch.uint8).zero_()
-        device.current_stream().synchronize()
+        self._own = meeting.make_window(device, self._windows.nbytes)
         self._all = meeting.arrive(geometry.rank, device, self._own, Deadline(timeout))
         self._table = device.to_device(torch.tensor([window.data_ptr() for window in self._all]))
         self._code = device.executable(SOURCE)  # type: ignore[attr-defined]
@@ -117,10 +117,12 @@ class PeerTransport(Transport):
 
     def close(self) -> None:
         self._meeting.leave(self.geometry.rank, CLOSED)
+        self._meeting.close()
 
 
 class PeerFactory(TransportFactory):
-    """Connects the ranks of a `LocalGroup` whose devices map each other's memory."""
+    """Connects ranks whose devices map each other's memory: threads of a `LocalGroup`, and on simulated devices the
+    processes of a gloo `ProcessGroup` on one host."""
 
     name = "peer_memory"
     priority = 10
@@ -128,7 +130,11 @@ class PeerFactory(TransportFactory):
     def supports(self, group: Any, geometry: Geometry, device: Device) -> Support:
         reasons = []
         if not isinstance(group, LocalGroup):
-            reasons.append("it joins only the ranks of a LocalGroup: memory of another process cannot be mapped yet")
+            if not device.simulated:
+                text = "memory of another process is not mapped on hardware yet (the ACL calls for it were never run)"
+                reasons.append(f"{text}; use a LocalGroup")
+            elif why_not(group):
+                reasons.append(why_not(group))
         if not device.supports(Cap.PEER_MEMORY):
             reasons.append(f"{device.spec} does not map other devices' memory")
         if geometry.size > layout.MAX_RANKS:
@@ -139,7 +145,8 @@ class PeerFactory(TransportFactory):
         return Support.no(*reasons) if reasons else YES
 
     def open(self, group: Any, geometry: Geometry, device: Device, timeout: float) -> Transport:
-        return PeerTransport(geometry, device, join(group, geometry.rank), timeout)
+        meeting = join(group, geometry.rank) if isinstance(group, LocalGroup) else ProcessMeeting(group, geometry.size)
+        return PeerTransport(geometry, device, meeting, timeout)
 
     def size_hint(self, geometry: Geometry) -> int:
         return Windows.of(geometry).nbytes
