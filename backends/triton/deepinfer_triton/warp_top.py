@@ -38,8 +38,8 @@ def select(values: int, count: int) -> str:
     """Operands: `values` results, keys, and as many copies of whether the lane takes part. The first result of lane k
     is the expert of rank k, for k < count <= 32; other results are not written."""
     keys = [f"${values + r}" for r in range(values)]
-    lines = [f".reg .pred p, q, r; .reg .b32 h<{values}>, best, b, x, own, bit, lane, key, who, m, t, u, c;"]
-    lines += ["mov.u32 lane, %laneid; mov.u32 bit, %lanemask_eq; mov.b32 key, 0; mov.b32 who, 1; mov.b32 m, 0;"]
+    lines = [f".reg .pred p, q, r; .reg .b32 h<{values}>, best, b, x, own, below, lane, key, who, m, t, u, c;"]
+    lines += ["mov.u32 lane, %laneid; mov.u32 below, %lanemask_lt; mov.b32 key, 0; mov.b32 who, 1; mov.b32 m, 0;"]
     lines += [f"mov.b32 h{r}, {key};" for r, key in enumerate(keys)]
     for up, low in exchanges(values):
         lines += [f"max.s32 t, h{up}, h{low}; min.s32 h{low}, h{up}, h{low}; mov.b32 h{up}, t;"]
@@ -47,13 +47,13 @@ def select(values: int, count: int) -> str:
     for k in range(count):
         lines += [
             f"redux.sync.max.s32 best, h0, {ALL}; setp.eq.s32 p, h0, best; vote.sync.ballot.b32 b, p, {ALL};",
-            f"neg.s32 x, b; and.b32 x, x, b; setp.eq.s32 r, lane, {k}; @r mov.b32 key, best; @r mov.b32 who, x;",
+            f"setp.eq.s32 r, lane, {k}; @r mov.b32 key, best; @r mov.b32 who, b;",
         ]
         left = min(values, count - k)  # heads that can still win
         if k + 1 < count:
-            lines += ["setp.eq.s32 q, x, bit;", *(f"@q mov.b32 h{r}, h{r + 1};" for r in range(left - 1))]
+            lines += ["and.b32 x, b, below; setp.eq.and.s32 q, x, 0, p;", *(f"@q mov.b32 h{r}, h{r + 1};" for r in range(left - 1))]
             lines += [f"@q mov.b32 h{values - 1}, {LOWEST};"] if left == values else []
-    lines += ["bfind.u32 own, who;"]
+    lines += ["neg.s32 x, who; and.b32 who, who, x; bfind.u32 own, who;"]
     for key, place in zip(keys, places(values), strict=True):
         lines += [f"shfl.sync.idx.b32 t, {key}, own, 31, {ALL}; setp.eq.s32 p, t, key; @p or.b32 m, m, {1 << place};"]
     lines += [*_skip_equals(values, count), "neg.s32 t, m; and.b32 t, t, m; bfind.u32 t, t;"]
@@ -78,8 +78,8 @@ def keep(lanes: int, count: int, top2: bool) -> str:
     """Operands: result, and the largest and the second of the lane's float32 values. 1 in the lanes of the `count`
     groups of `lanes` with the largest sum of their two largest (or largest alone), ties to the lower group."""
     shift = lanes.bit_length() - 1
-    lines = [".reg .pred p, q; .reg .f32 a, b, c, d; .reg .b32 o, best, x, t, mine;"]
-    lines += ["mov.f32 a, $1; mov.f32 b, $2; mov.u32 mine, %laneid; mov.b32 $0, 0;", f"shr.u32 mine, mine, {shift};"]
+    lines = [".reg .pred p; .reg .f32 a, b, c, d; .reg .b32 o, best, x, t, under;", "mov.f32 a, $1; mov.f32 b, $2;"]
+    lines += [f"mov.u32 x, %laneid; and.b32 x, x, {32 - lanes}; mov.b32 t, 1; shl.b32 t, t, x; sub.s32 under, t, 1;"]
     for step in (1 << i for i in range(shift)):
         lines += [f"shfl.sync.bfly.b32 c, a, {step}, 31, {ALL}; shfl.sync.bfly.b32 d, b, {step}, 31, {ALL};"]
         lines += ["max.f32 b, b, d; min.f32 d, a, c; max.f32 a, a, c; max.f32 b, b, d;"]
@@ -87,6 +87,6 @@ def keep(lanes: int, count: int, top2: bool) -> str:
     lines += ["and.b32 t, t, 0x7fffffff; xor.b32 o, o, t; add.s32 o, o, 0x80000;"]
     for _ in range(count):
         lines += [f"redux.sync.max.s32 best, o, {ALL}; setp.eq.s32 p, o, best; vote.sync.ballot.b32 x, p, {ALL};"]
-        lines += [f"neg.s32 t, x; and.b32 x, x, t; bfind.u32 x, x; shr.u32 x, x, {shift}; setp.eq.s32 q, x, mine;"]
-        lines += [f"@q mov.b32 $0, 1; @q mov.b32 o, {LOWEST};"]
+        lines += [f"and.b32 x, x, under; setp.eq.and.s32 p, x, 0, p; @p mov.b32 o, {LOWEST};"]
+    lines += [f"setp.eq.s32 p, o, {LOWEST}; selp.b32 $0, 1, 0, p;"]
     return "{ " + "\n".join(lines) + " }"
