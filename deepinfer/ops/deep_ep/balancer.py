@@ -20,6 +20,19 @@ from deepinfer.ops.deep_ep.placement import Placement
 def initial_placement(experts: int, ranks: int, slots_per_rank: int) -> Placement:
     """Before any load is known: every expert once in order, then spare slot i holds expert i mod E.
 
+    Args:
+        experts: logical experts E.
+        ranks: number of ranks R.
+        slots_per_rank: experts each rank has room for; R * slots_per_rank >= E.
+
+    Returns:
+        A `Placement` for `ExpertBuffer`.
+
+    Raises:
+        InvalidArgument: a number is below 1, or there are fewer slots than experts.
+
+    Source: docs/design/0003-expert-parallel.md.
+
     >>> initial_placement(4, 2, 3).slots
     (0, 1, 2, 3, 0, 1)
     """
@@ -40,6 +53,8 @@ def balance(loads: torch.Tensor, ranks: int, slots_per_rank: int) -> Placement:
 
     Raises:
         InvalidArgument: loads are not [steps, E], negative or not finite; there are fewer slots than experts.
+
+    Source: the aim of deepseek-ai/EPLB, by an algorithm of its own; docs/design/0003-expert-parallel.md.
 
     Expert 0 below is asked as often as the rest together, so it gets the spare slots.
 
@@ -65,7 +80,7 @@ def imbalance(placement: Placement, loads: torch.Tensor, ranks: int) -> float:
 
     Args:
         placement: where the experts live; replicas share an expert's load evenly.
-        loads: [steps, E] as for `balance`.
+        loads: [steps, E] of any real dtype, as for `balance`.
         ranks: number of ranks.
 
     Returns:
@@ -73,6 +88,8 @@ def imbalance(placement: Placement, loads: torch.Tensor, ranks: int) -> float:
 
     Raises:
         InvalidArgument: loads are not [steps, E], or the slots do not divide among the ranks.
+
+    Source: docs/design/0003-expert-parallel.md.
 
     >>> imbalance(Placement.contiguous(2, 2), torch.tensor([[3.0, 1.0]]), ranks=2)
     1.5

@@ -136,6 +136,8 @@ def size_hint(
     Raises:
         InvalidArgument: a size breaks its rule.
 
+    Source: the slab of docs/design/0003-expert-parallel.md.
+
     >>> size_hint(128, 512, 64, 8, torch.bfloat16, ranks=4)
     8392704
     """

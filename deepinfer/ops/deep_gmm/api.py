@@ -51,6 +51,9 @@ def gemm(
     Raises:
         InvalidArgument: shapes, dtypes or recipes do not fit; the message names the argument.
 
+    Source: scaling of 1x128 and 128x128 blocks as in DeepSeek-V3 (arXiv:2412.19437, section 3.3); contract:
+        `deepinfer.ops.deep_gmm.gemm.Gemm`.
+
     >>> import torch
     >>> from deepinfer.ops import deep_gmm
     >>> deep_gmm.gemm(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])).tolist()
@@ -92,6 +95,8 @@ def grouped_gemm(
     Raises:
         InvalidArgument: shapes, dtypes or recipes do not fit, both or neither of counts and offsets are given, or
             `validate` found bad values.
+
+    Source: contract: `deepinfer.ops.deep_gmm.grouped_gemm.GroupedGemm`; tensor layouts follow deepseek-ai/DeepGEMM.
 
     >>> import torch
     >>> from deepinfer.ops import deep_gmm
@@ -144,6 +149,9 @@ def masked_grouped_gemm(
     Raises:
         InvalidArgument: shapes, dtypes or recipes do not fit, or `validate` found bad counts.
 
+    Source: contract: `deepinfer.ops.deep_gmm.masked_gemm.MaskedGroupedGemm`; tensor layouts follow
+        deepseek-ai/DeepGEMM.
+
     >>> import torch
     >>> from deepinfer.ops import deep_gmm
     >>> deep_gmm.masked_grouped_gemm(torch.ones(1, 2, 3), torch.ones(1, 1, 3), torch.tensor([1]))[0, 0].tolist()
@@ -173,6 +181,8 @@ def group_rows(
 
     Raises:
         InvalidArgument: wrong rank or dtype, groups < 0, alignment < 1.
+
+    Source: contract: `deepinfer.ops.deep_gmm.group_rows.GroupRows`.
 
     >>> import torch
     >>> from deepinfer.ops import deep_gmm
@@ -221,6 +231,9 @@ def grouped_swiglu_mlp(
     Raises:
         InvalidArgument: shapes, dtypes or recipes do not fit, limit <= 0, or `validate` found bad values.
 
+    Source: SwiGLU (arXiv:2002.05202) between two products; contract:
+        `deepinfer.ops.deep_gmm.swiglu_mlp.GroupedSwigluMlp`.
+
     >>> import torch
     >>> from deepinfer.ops import deep_gmm
     >>> w13, w2 = torch.ones(1, 2, 1), torch.ones(1, 1, 1)
@@ -250,6 +263,8 @@ def prepack(weights: torch.Tensor | Quantized) -> Packed:
 
     Raises:
         InvalidArgument: wrong rank or type, or the weights lie on another device.
+
+    Source: docs/design/0008-matrix-products.md.
 
     >>> import torch
     >>> from deepinfer.ops import deep_gmm

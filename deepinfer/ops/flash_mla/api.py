@@ -65,6 +65,9 @@ def decode(
     Raises:
         InvalidArgument: shapes, dtypes or layouts break the contract.
 
+    Source: DeepSeek-V2 (arXiv:2405.04434, section 2.1), absorbed form; contract:
+        `deepinfer.ops.flash_mla.decode.Decode`.
+
     Example:
         >>> cache = torch.zeros(2, 4, 8); q = torch.ones(1, 1, 2, 8)
         >>> table, lens = torch.tensor([[1, 0]]), torch.tensor([5])
@@ -107,6 +110,9 @@ def prefill(
 
     Raises:
         InvalidArgument: shapes, dtypes or the mix of arguments break the contract.
+
+    Source: DeepSeek-V2 (arXiv:2405.04434, section 2.1); contract:
+        `deepinfer.ops.flash_mla.prefill.Prefill`.
 
     Example:
         >>> q, kv = torch.ones(3, 1, 4), torch.zeros(3, 4)
@@ -151,6 +157,8 @@ def sparse_decode(
     Raises:
         InvalidArgument: shapes, dtypes or the mix of arguments break the contract.
 
+    Source: DeepSeek-V3.2's sparse attention; contract: `deepinfer.ops.flash_mla.sparse_decode.SparseDecode`.
+
     Example:
         >>> q, cache = torch.ones(1, 1, 1, 4), torch.zeros(2, 2, 4)
         >>> out, lse = sparse_decode(q, cache, torch.tensor([[[3, -1, 99, 0]]]), format=KVFormat.F32, d_v=4)
@@ -187,6 +195,8 @@ def sparse_prefill(
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
 
+    Source: DeepSeek-V3.2's sparse attention; contract: `deepinfer.ops.flash_mla.sparse_prefill.SparsePrefill`.
+
     Example:
         >>> q, kv = torch.ones(1, 1, 2), torch.tensor([[1.0, 0.0], [0.0, 3.0]])
         >>> out, lse, top = sparse_prefill(q, kv, torch.tensor([[1, -1]]), d_v=2, softmax_scale=1.0)
@@ -219,6 +229,7 @@ def sparse_attention_fused(
         softmax_scale: finite; default 512 ** -0.5.
         attn_sink: [h] f32, may be +-inf.
         out: (data e4m3 [T, h, 512], scale uint8 [T, h, 16], lse f32 [h, T]) or None.
+        validate: read device values (slots, indices, lengths) and raise for those out of range.
 
     Returns:
         the result as `Quantized` (e4m3 [T, h, 512], UE8M0 [T, h, 16], block (1, 32), plain channel order), and lse
@@ -226,6 +237,8 @@ def sparse_attention_fused(
 
     Raises:
         InvalidArgument: shapes, dtypes or the mix of arguments break the contract.
+
+    Source: a composition of this library's ops; contract: `deepinfer.ops.flash_mla.fused.SparseAttentionFused`.
 
     Example:
         >>> q, cache = torch.ones(1, 2, 512), torch.ones(1, 4, 512)
@@ -262,6 +275,8 @@ def merge_states(
     Raises:
         InvalidArgument: shapes or dtypes break the contract, or an empty sequence.
 
+    Source: online softmax (arXiv:1805.02867); contract: `deepinfer.ops.flash_mla.merge.MergeStates`.
+
     Example:
         >>> part, empty = torch.full((1, 1, 2), 5.0), torch.zeros(1, 1, 2)
         >>> out, lse = merge_states([part, empty], [torch.zeros(1, 1), torch.full((1, 1), -torch.inf)])
@@ -282,9 +297,16 @@ def kv_cache_write(
         rows: [T, d] bf16 or f32.
         slots: [T] int32 or int64 flat slots (block * page + offset), distinct; -1 or any value outside skips the row.
         format: format of kv_cache.
+        validate: read device values (slots, indices, lengths) and raise for those out of range.
+
+    Returns:
+        None; kv_cache is written in place.
 
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
+
+    Source: byte layouts as in `deepinfer.ops.flash_mla.formats`; contract:
+        `deepinfer.ops.flash_mla.cache_write.KvCacheWrite`.
 
     Example:
         >>> cache = torch.zeros(2, 2, 4)
@@ -306,12 +328,17 @@ def kv_cache_read(
         slots: [n] int32 or int64 flat slots; any value outside the cache gives a row of zeros.
         format: format of kv_cache.
         dtype: of the result: float32 or bfloat16.
+        out: result [n, d] of `dtype`, or None to allocate.
+        validate: read device values (slots, indices, lengths) and raise for those out of range.
 
     Returns:
         [n, d] rows.
 
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
+
+    Source: byte layouts as in `deepinfer.ops.flash_mla.formats`; contract:
+        `deepinfer.ops.flash_mla.cache_read.KvCacheRead`.
 
     Example:
         >>> kv_cache_read(torch.ones(1, 2, 3), torch.tensor([1, -1]), format=KVFormat.F32).tolist()
@@ -337,6 +364,8 @@ def slots_of(block_table: torch.Tensor, positions: torch.Tensor, *, page: int, b
 
     Raises:
         InvalidArgument: page < 1, or positions do not fit block_table.
+
+    Source: the paged layout of `kv_cache_write`; page p of a request holds positions p * page onwards.
 
     Example:
         >>> slots_of(torch.tensor([[5, 7, 99]]), torch.tensor([[0, 3, 4, -1, 8]]), page=2, blocks=8).tolist()

@@ -141,6 +141,8 @@ def cache_shape(format: KVFormat | str, blocks: int, page: int, d: int = 0) -> t
     Raises:
         InvalidArgument: a size is out of range.
 
+    Source: the byte layouts of this module.
+
     Example:
         >>> cache_shape(KVFormat.V32_FP8, blocks=4, page=64)
         ((4, 64, 656), torch.uint8)
@@ -173,6 +175,8 @@ def new_cache(
 
     Raises:
         InvalidArgument: as `cache_shape`.
+
+    Source: the byte layouts of this module.
 
     Example:
         >>> cache = new_cache(KVFormat.V4_FP8, blocks=2, page=64)

@@ -49,6 +49,9 @@ def route(
     Raises:
         InvalidArgument: shapes, dtypes, names or counts break the contract.
 
+    Source: gates of DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437, section 2.1.2); contract:
+        `deepinfer.ops.moe.route.Route`.
+
     >>> import torch
     >>> from deepinfer.ops import moe
     >>> weights, ids = moe.route(torch.tensor([[0.0, 2.0, 2.0, -1.0]]), 2, scoring="sigmoid", scale=3.0)
@@ -88,6 +91,8 @@ def swiglu_quantize(
 
     Raises:
         InvalidArgument: shapes, dtypes, limit or quantize break the contract.
+
+    Source: SwiGLU (arXiv:2002.05202); contract: `deepinfer.ops.moe.swiglu_quantize.SwigluQuantize`.
 
     >>> import torch
     >>> from deepinfer.ops import moe

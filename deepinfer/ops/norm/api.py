@@ -36,6 +36,8 @@ def rms_norm(
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
 
+    Source: arXiv:1910.07467; contract: `deepinfer.ops.norm.rms_norm.RmsNorm`.
+
     >>> import torch
     >>> from deepinfer.ops import norm
     >>> norm.rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), 0.0).square().mean().item()
@@ -70,6 +72,8 @@ def fused_add_rms_norm(
 
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
+
+    Source: arXiv:1910.07467; contract: `deepinfer.ops.norm.fused_add.FusedAddRmsNorm`.
 
     >>> import torch
     >>> from deepinfer.ops import norm

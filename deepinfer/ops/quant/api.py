@@ -82,6 +82,8 @@ def quantize_mxfp4(
     Raises:
         InvalidArgument: rank, dtype, an odd number of columns or the block break the contract.
 
+    Source: OCP MX 1.0; contract: `deepinfer.ops.quant.quantize_mxfp4.QuantizeMxfp4`.
+
     >>> import torch
     >>> from deepinfer.ops import quant
     >>> q = quant.quantize_mxfp4(torch.tensor([[6.0, -0.5]]))
@@ -109,6 +111,8 @@ def dequantize(
 
     Raises:
         InvalidArgument: payload and scales do not fit together, or `dtype` is not a float type.
+
+    Source: OCP FP8 and MX 1.0; contract: `deepinfer.ops.quant.dequantize.Dequantize`.
 
     >>> import torch
     >>> from deepinfer.ops import quant
@@ -150,6 +154,8 @@ def pack_scales(
 
     Raises:
         InvalidArgument: a valid scale is not a power of two (the message names its row), or shapes do not fit.
+
+    Source: OCP MX 1.0 (E8M0 scales); contract: `deepinfer.ops.quant.pack_scales.PackScales`.
 
     >>> import torch
     >>> from deepinfer.ops import quant

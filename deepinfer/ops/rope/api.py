@@ -40,6 +40,8 @@ def apply(
     Raises:
         InvalidArgument: shapes, dtypes or width break the contract.
 
+    Source: arXiv:2104.09864; contract: `deepinfer.ops.rope.apply.RopeApply`.
+
     >>> import torch
     >>> from deepinfer.ops import rope
     >>> x, table = torch.randn(3, 2, 8), rope.build_table(10, 4, 10000.0)

@@ -56,6 +56,8 @@ def build_table(
     Raises:
         InvalidArgument: a number out of range, an unknown rope_type or scaling key.
 
+    Source: arXiv:2104.09864, YaRN arXiv:2309.00071.
+
     >>> from deepinfer.ops import rope
     >>> [round(value, 4) for value in rope.build_table(2, 4, 10000.0)[1].tolist()]
     [0.5403, 0.9999, 0.8415, 0.01]
@@ -104,6 +106,8 @@ def softmax_factor(scaling: Mapping[str, Any] | None) -> float:
 
     Raises:
         InvalidArgument: an unknown kind of scaling, or a factor that is not a number.
+
+    Source: YaRN (arXiv:2309.00071) as the DeepSeek-V2 and V3 classes apply it.
 
     >>> softmax_factor(None)
     1.0

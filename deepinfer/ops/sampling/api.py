@@ -68,6 +68,9 @@ def sample(
     Raises:
         InvalidArgument: shapes or dtypes break the contract, or seeds are missing.
 
+    Source: top-p arXiv:1904.09751, min-p arXiv:2407.01082, repetition penalty arXiv:1909.05858; contract:
+        `deepinfer.ops.sampling.sample.Sample`.
+
     >>> import torch
     >>> from deepinfer.ops import sampling
     >>> logits = torch.tensor([[0.0, 3.0, 3.0], [float("nan"), 0.0, 0.0]])
@@ -107,13 +110,21 @@ def log_probs(
     out: Tensor | None = None,
     validate: bool = False,
 ) -> Tensor:
-    """Log-probabilities of the distribution that `sample` draws from; arguments as there.
+    """Log-probabilities of the distribution that `sample` draws from.
+
+    Args:
+        logits: [n, V] f32, bf16 or f16, one row per request.
+        temperature .. row_map: as for `sample`.
+        out: result [n, V] f32, or None to allocate.
+        validate: read device values and raise for those out of range.
 
     Returns:
         [n, V] f32; -inf at tokens that cannot be drawn, NaN throughout a row that is not valid.
 
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
+
+    Source: contract: `deepinfer.ops.sampling.log_probs.LogProbs`.
 
     >>> import torch
     >>> from deepinfer.ops import sampling
@@ -155,6 +166,8 @@ def apply_token_mask(
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
 
+    Source: contract: `deepinfer.ops.sampling.token_mask.ApplyTokenMask`.
+
     >>> import torch
     >>> from deepinfer.ops import sampling
     >>> sampling.apply_token_mask(torch.zeros(1, 3), torch.tensor([[0b101]], dtype=torch.int32)).tolist()
@@ -190,6 +203,8 @@ def verify_draft(
 
     Raises:
         InvalidArgument: shapes or dtypes break the contract.
+
+    Source: arXiv:2211.17192, arXiv:2302.01318; contract: `deepinfer.ops.sampling.verify_draft.VerifyDraft`.
 
     >>> import torch
     >>> from deepinfer.ops import sampling
