@@ -11,6 +11,7 @@ from deepinfer_ascend950.drivers.sim import SimDriver
 import deepinfer.hal as hal
 from deepinfer.ops.flash_mla.fused_cases import _shape
 from deepinfer.registry import Op, get_spec
+from deepinfer.registry.explain import explain_call
 
 SPEC = get_spec("flash_mla.sparse_attention_fused")
 
@@ -57,8 +58,12 @@ def test_one_key_and_none() -> None:
 
 
 def test_explained_as_a_kernel_of_the_backend() -> None:
-    args = _shape().make(torch.Generator().manual_seed(5))
+    """The composition is a candidate of its own; float32 queries over quantised rows are refused with the reason."""
+    args = _shape(format="v41_fp8").make(torch.Generator().manual_seed(5))
     with hal.use_backend("ascend950/sim"):
-        found = Op(SPEC).resolve(hal.current_device(), tuple(args[p.name] for p in SPEC.params))
-    assert found.kernel.name == "ascend950_sparse_attention_composed"
-    assert found.kernel.tier == "native"
+        found = explain_call(SPEC.name, tuple(args[p.name] for p in SPEC.params))
+        wide = explain_call(SPEC.name, tuple((args | {"q": args["q"].float()})[p.name] for p in SPEC.params))
+    assert [(v.kernel, v.is_fallback) for v in found.verdicts if v.taken] == [
+        ("ascend950_sparse_attention_composed", False)
+    ]
+    assert "kv_cache: quantised rows are expanded to bf16" in str(wide)
