@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 # Statements whose removal leaves valid PTX. Results of dropped waits are not used by anything but their own loop.
@@ -105,6 +105,9 @@ class _Statement:
         return f"{self.guard}{self.op} {', '.join([*self.operands[:index], place, *self.operands[index + 1 :]])};"
 
 
+_Changes = Iterator[tuple[str, str]]  # kinds with the statement that comes instead
+
+
 def _waits(s: _Statement) -> Iterator[tuple[str, str]]:
     if ("try_wait.parity" in s.op or "test_wait.parity" in s.op) and len(s.operands) >= 3:
         yield "wait passes at once", f"{s.guard}setp.eq.u32 {s.operands[0]}, 0, 0;"
@@ -174,16 +177,36 @@ def _whole(lines: list[str], parsed: list[tuple[int, str, _Statement]]) -> Itera
             yield Mutant(f"drop every {op}", 0, first + 1, lines[first].strip(), text, probe)
 
 
-def mutants(ptx: str) -> Iterator[Mutant]:
-    """All mutants of a module's text, in line order, then those of several statements."""
-    lines = ptx.split("\n")
-    parsed = list(_parsed(lines))
+def _exchanges(s: _Statement) -> Iterator[tuple[str, str]]:
+    """Shared memory is written or read one vector further on."""
+    if s.op.startswith(("st.shared", "ld.shared")):
+        at = next(i for i, o in enumerate(s.operands) if o.startswith("["))
+        yield f"{'store' if s.op[0] == 's' else 'load'} 16 bytes further", s.moved(at, 16)
+
+
+def _single(
+    lines: list[str], parsed: list[tuple[int, str, _Statement]], variants: Callable[[_Statement], _Changes]
+) -> Iterator[Mutant]:
+    """Mutants of one statement each, in line order."""
     sites: Counter[str] = Counter()
     for number, line, statement in parsed:
         before, after = lines[:number], lines[number + 1 :]
         probe = "\n".join([*before, f"{statement.guard}trap;", *after])
-        for kind, replacement in _variants(statement):
+        for kind, replacement in variants(statement):
             text = "\n".join([*before, replacement, *after])
             yield Mutant(kind, sites[kind], number + 1, line, text, probe)
             sites[kind] += 1
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """All mutants of a module's text, in line order, then those of several statements."""
+    lines = ptx.split("\n")
+    parsed = list(_parsed(lines))
+    yield from _single(lines, parsed, _variants)
     yield from _whole(lines, parsed)
+
+
+def exchange_mutants(ptx: str) -> Iterator[Mutant]:
+    """Mutants of where threads put and find values, for kernels that share by plain loads and stores."""
+    lines = ptx.split("\n")
+    yield from _single(lines, list(_parsed(lines)), _exchanges)
