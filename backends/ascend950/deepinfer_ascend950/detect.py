@@ -69,5 +69,6 @@ def import_torch_npu() -> str | None:
         if not torch.npu.is_available():  # type: ignore[attr-defined]
             return "torch_npu is installed but reports no available device"
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"torch_npu cannot be imported: {error}"
+        hint = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch itself usable"
+        return f"torch_npu cannot be imported: {error} ({hint})"
     return None

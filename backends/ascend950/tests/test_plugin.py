@@ -102,7 +102,7 @@ def test_commands_are_pure_functions_of_their_arguments() -> None:
         "/cann/aarch64-linux/asc/include",
     )
     assert bisheng.toolkit({"ASCEND_TOOLKIT_HOME": "/cann"}) == Path("/cann")
-    assert bisheng.toolkit({}) is None
+    assert bisheng.toolkit({}, ()) is None
     line = gxx.command("g++", "k.asc", "k.so", ("inc",))
     assert "-fno-strict-aliasing" in line
     assert not any("fast-math" in flag or "march=native" in flag for flag in line)
