@@ -1,12 +1,13 @@
 """Asks a static prover whether the SM100 bf16 GEMM is well synchronised and free of races; prints its verdicts.
 
     python -m venv /tmp/prover && /tmp/prover/bin/pip install sentryward==0.1.1
-    python bench/sentryward_gemm.py --sentryward /tmp/prover/bin/sentryward
+    python bench/sentryward_gemm.py --sentryward /tmp/prover/bin/sentryward [--out bench/evidence/cuda_sim.jsonl]
 
 A second opinion beside the simulator: it covers every schedule of one launch, but models neither fences nor
 tcgen05.wait::ld, and knows fixed shapes only. The kernel is compiled with two stages, so that K = 192 turns every
 buffer over, and one CTA (or pair) works on three tiles, so that both accumulators are reused. `unsupported` and
-`timeout` are no passes; the exit status is 0 only when every verdict is `race_free`.
+`timeout` are no passes; the exit status is 0 only when every verdict is `race_free`. --out gets a row per verdict with
+the key of the compiled kernel, which changes with its sources.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import json
 import subprocess
 import tempfile
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,15 @@ STAGES, DEPTH = 2, 192
 SHAPES = {1: (64, 128, 192), 2: (128, 256, 384)}
 
 
-def ptx(ctas: int) -> str:
+def unit(ctas: int) -> Build:
     """The kernel under the name `proof`."""
     cols = SHAPES[ctas][0]
     source = f'#include "kernels/sm100/gemm_bf16.cuh"\nDI_SM100_GEMM_BF16(proof, {cols}, {STAGES}, {ctas}, false)\n'
-    build = Build("proof", source, jit.headers(), jit.FLAGS, "100a", "ptx")
-    return jit.NvrtcCompiler().compile(build)[0].decode()
+    return jit.translation_unit("proof", source, "sm_100", "ptx")
+
+
+def ptx(ctas: int) -> str:
+    return jit.NvrtcCompiler().compile(unit(ctas))[0].decode()
 
 
 def tensor_map(parameter: str, name: str, rows: int, cols: int, box_rows: int) -> dict[str, Any]:
@@ -80,16 +86,35 @@ def prove(command: str, ctas: int, timeout: int, folder: Path) -> dict[str, Any]
     return found
 
 
+def row(command: str, ctas: int, found: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The verdict as a line of evidence."""
+    interpreter = Path(command).with_name("python")
+    asked = "import importlib.metadata as m; print(m.version('sentryward'))"
+    version = subprocess.run([interpreter, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        "what": "static proof", "prover": f"sentryward {version}", "kernel": "sm100_gemm_bf16", "ctas": ctas,
+        "problem": [*SHAPES[ctas][1:], DEPTH], "stages": STAGES, "tiles per cta": 3, "result": found["result"],
+        "checks": found["checks"], "reasons": found.get("diagnostics", [])[:3], "seconds": round(seconds, 1),
+        "key": unit(ctas).key(jit.NvrtcCompiler().identity()), "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sentryward", default="sentryward", help="the prover's command")
     parser.add_argument("--timeout", type=int, default=600, help="seconds per kernel")
     parser.add_argument("--ctas", type=int, nargs="*", default=[1, 2], choices=[1, 2])
+    parser.add_argument("--out", type=Path, help="JSONL file that gets a row per verdict")
     options = parser.parse_args()
     verdicts = []
     with tempfile.TemporaryDirectory() as folder:
         for ctas in options.ctas:
+            start = time.perf_counter()
             found = prove(options.sentryward, ctas, options.timeout, Path(folder))
+            if options.out:
+                with options.out.open("a") as file:
+                    line = row(options.sentryward, ctas, found, time.perf_counter() - start)
+                    file.write(json.dumps(line, sort_keys=True) + "\n")
             rows, cols = SHAPES[ctas][1:]
             print(f"{ctas} CTA(s), {rows} x {cols} x {DEPTH}: {found['result']} {found['checks']}")
             for item in [*found.get("diagnostics", []), *found.get("warnings", [])][:5]:
