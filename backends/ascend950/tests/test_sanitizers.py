@@ -18,7 +18,10 @@ TESTS = (
     "test_fused.py",
     "test_cache.py",
     "test_ep.py",
+    "test_index.py",
     "test_sim_examples.py",
+    "test_sim_samples.py",
+    "test_sim_subset.py",
 )
 
 
