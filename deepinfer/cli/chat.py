@@ -36,19 +36,20 @@ def _user_turns(options: argparse.Namespace) -> Iterator[str]:
 
 def run(options: argparse.Namespace) -> int:
     messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-    results = []
+    results, failed = [], False
     with open_model(options) as llm:
         for text in _user_turns(options):
             messages.append({"role": "user", "content": text})
             (result,) = llm.chat(messages, sampling(options), use_tqdm=False)
+            results.append(to_plain(result))
             if result.error:
                 print(f"deepinfer: {result.error}", file=sys.stderr)
-                return 1
+                failed = True
+                break
             answer = result.outputs[0].text
             messages.append({"role": "assistant", "content": answer})
-            results.append(to_plain(result))
             if not options.json:
                 print(answer)
     if options.json:
         print_json(results)
-    return 0
+    return int(failed)

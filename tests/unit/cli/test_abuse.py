@@ -62,6 +62,13 @@ def test_a_parameter_is_refused_before_the_prompt_is_echoed(capsys: pytest.Captu
     assert "echo" not in capsys.readouterr().out
 
 
+def test_a_turn_that_fails_is_in_the_document_with_those_before(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["chat", MODEL, "--max-tokens", "2", "--json", "--message", "a", "--message", "\ud800", "--message", "b"]
+    assert main(argv) == 1
+    turns = json.loads(capsys.readouterr().out)
+    assert [bool(turn["error"]) for turn in turns] == [False, True]
+
+
 def test_a_reader_that_leaves_and_outputs_that_fail(tmp_path: Path) -> None:
     assert len(shell(f"{COMMAND} explain norm.rms_norm --cases | head -1", tmp_path).stdout.splitlines()) == 1
     assert shell(f"{COMMAND} explain --json > /dev/full", tmp_path).returncode == 2
