@@ -48,6 +48,12 @@ int64_t block_num() { return core().block->launch->grid; }
 int64_t subblock_id() { return core().kind == 2 ? 1 : 0; }
 int64_t subblock_num() { return core().block->launch->kernel->aiv; }
 unsigned char* mem_base(Mem m) { return core().block->arena->of(m, core().aiv()).base; }
+bool on_chip(const void* p) {
+    Arena& a = *core().block->arena;
+    for (const Memory* m : {&a.ub[0], &a.ub[1], &a.l1, &a.l0a, &a.l0b, &a.l0c, &a.ssbuf})
+        if (m->holds(p)) return true;
+    return false;
+}
 void set_ctrl(uint64_t v) { core().reg.ctrl = v; }
 uint64_t get_ctrl() { return core().reg.ctrl; }
 void set_atomic(int op, int type) {

@@ -5,6 +5,8 @@
 // in-order pipes; an instruction whose pipe is free runs at once, one behind a blocked wait is queued with its
 // arguments. Nothing here depends on wall time, so a launch is deterministic.
 #pragma once
+#include <memory>
+
 #include "qualifiers.h"
 
 namespace asc_sim {
@@ -73,8 +75,11 @@ inline void issue_vf(F f, const char* name, Loc loc) {
 
 namespace asc_sim {
 
+bool on_chip(const void* p);  // in a memory of the running core
+
 // What a vector function is given for a parameter of type P: a copy, except that a reference parameter (a plan of UB, in
-// kernels that keep their addresses in a struct) stays the object the caller named.
+// kernels that keep their addresses in a struct) stays the object the caller named. A constant that is no part of a memory
+// may be a temporary, and is kept.
 template <class P>
 struct Held {
     P value;
@@ -88,6 +93,18 @@ struct Held<P&> {
     template <class A>
     explicit Held(A&& a) : at(const_cast<P*>(&a)) {}
     P& get() const { return *at; }
+};
+template <class P>
+struct Held<const P&> {
+    std::shared_ptr<const P> kept;
+    const P* at;
+    template <class A>
+    explicit Held(A&& a) : at(nullptr) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<A>, P>)
+            if (on_chip(&a)) at = &a;
+        if (!at) at = (kept = std::make_shared<const P>(a)).get();
+    }
+    const P& get() const { return *at; }
 };
 template <class...>
 struct HeldAll {
