@@ -81,3 +81,13 @@ def test_any_single_large_error_is_found(values: list[float], place: int) -> Non
     actual = expected.clone()
     actual[place % len(values)] += 1.0 + abs(values[place % len(values)]) * 0.02
     assert close("y", actual, expected, LOOSE)
+
+
+def test_rounding_widens_the_tolerance_of_its_elements_alone() -> None:
+    wanted = torch.tensor([1.0, 1.0, 1.0, INF]).double()
+    extra = torch.tensor([0.0, 0.5, 0.0, 0.5]).double()
+    assert close("y", torch.tensor([1.0, 1.5, 1.0, INF]), wanted, LOOSE, None, extra) == []
+    assert "in 1 of 4" in close("y", torch.tensor([1.0, 1.6, 1.0, INF]), wanted, LOOSE, None, extra)[0]
+    assert "in 1 of 4" in close("y", torch.tensor([1.2, 1.5, 1.0, INF]), wanted, LOOSE, None, extra)[0]
+    assert "+inf" in close("y", torch.tensor([1.0, 1.0, 1.0, 1.0]), wanted, LOOSE, None, extra)[0]
+    assert "NaN" in close("y", torch.tensor([1.0, NAN, 1.0, INF]), wanted, LOOSE, None, extra)[0]
