@@ -19,10 +19,10 @@ import torch
 
 from deepinfer.ops.deep_gmm.operand import Recipe, rows_of, widen
 from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, ranges, step
-from deepinfer_cpu.product import padding, product, row_tile
+from deepinfer_cpu import halves
+from deepinfer_cpu.product import Span, padding, product, row_tile
 
 LAYOUT = "cpu_f32"
-Span = tuple[int, int, int]
 # Longest group of a padded bmm (measured with 1 and 2 threads at width 256).
 MAX_PADDED_ROWS = 32
 NARROW = 64  # columns; a narrower last block is joined to the one before, because edge code sums in another order
@@ -43,9 +43,17 @@ class Weights:
     scale: torch.Tensor | None
     recipe: str
     packed: torch.Tensor | None
+    layout: str = ""
+
+    @property
+    def halves(self) -> bool:
+        """Whether the packed copy is the one of `deepinfer_cpu.halves`."""
+        return self.layout == halves.LAYOUT
 
     def dense(self) -> torch.Tensor | None:
-        """float32 [G, N, K] that already exists, or None."""
+        """float32 [G, N, K] that already exists and is to be used, or None."""
+        if self.halves:  # sums in another order: a call with these weights must never take the plain ones
+            return None
         if self.packed is not None:
             return self.packed
         return self.data if self.data.dtype is torch.float32 else None
@@ -110,15 +118,29 @@ def products(
     out: torch.Tensor | None, dtype: torch.dtype,
 ) -> torch.Tensor:
     """[M, N] with the rows of every span multiplied by its weights; other rows keep `out`'s bytes, or are 0."""
+    if weights.halves:
+        return _halves(a, weights, spans, out, dtype)
     ready = weights.dense()
-    if ready is not None and small(a.shape[0], ready.shape[-1]) and _tile(spans, a.shape[0]):
+    if ready is not None and small(a.shape[0], ready.shape[-1]) and tile(spans, a.shape[0]):
         made = _joined(widen(a, a_scale, a_recipe), ready.transpose(1, 2), spans).to(dtype)
         return made if out is None else out.copy_(made)
     result = a.new_zeros((a.shape[0], weights.data.shape[1]), dtype=dtype) if out is None else out
     return loop(a, a_scale, a_recipe, weights, spans, result)
 
 
-def _tile(spans: list[Span], total: int) -> bool:
+def _halves(
+    a: torch.Tensor, weights: Weights, spans: list[Span], out: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`products` of plain rows with weights in the layout of `deepinfer_cpu.halves`."""
+    matrices = halves.matrices_of(weights.packed, weights.data)
+    if tile(spans, a.shape[0]):
+        made = halves.grouped(a, matrices, spans).to(dtype)
+        return made if out is None else out.copy_(made)
+    result = a.new_zeros((a.shape[0], weights.data.shape[1]), dtype=dtype) if out is None else out
+    return halves.scattered(a, matrices, spans, result)
+
+
+def tile(spans: list[Span], total: int) -> bool:
     """Whether the spans cover [0, total) in order and without gaps."""
     position = 0
     for _, low, high in spans:

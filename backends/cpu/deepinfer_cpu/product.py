@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch.nn.functional import pad
 
+Span = tuple[int, int, int]  # (group, first row, end)
 LEAST = 16  # columns; edge code for fewer sums in an order that depends on the address of a row
 TILES = (4, 8, 16, 32)
 # (N, K): inside one block of K, and over several; few columns and many.

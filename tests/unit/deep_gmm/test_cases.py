@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from deepinfer_cpu import matmul
@@ -10,12 +12,20 @@ import deepinfer
 from deepinfer.conformance.compare import close
 from deepinfer.errors import UnsupportedError
 from deepinfer.hal.current import current_device
+from deepinfer.ops import Quantized, deep_gmm
+from deepinfer.ops.deep_gmm.operand import Recipe
 from deepinfer.registry import Op, get_spec, pin
 from deepinfer.registry.kernels import candidates
 
 OPS = (
     "deep_gmm.gemm", "deep_gmm.grouped_gemm", "deep_gmm.masked_grouped_gemm", "deep_gmm.grouped_swiglu_mlp",
     "deep_gmm.group_rows",
+)
+
+
+# Kernels that run prepacked calls too. The other products of the cpu backend differ from them in the layout alone.
+PACKED = (
+    "cpu_gemm_f16_weights", "cpu_grouped_gemm_f16_weights", "cpu_masked_gemm_f16_weights", "cpu_swiglu_mlp_f32",
 )
 
 
@@ -32,19 +42,33 @@ def test_every_kernel_agrees_with_the_reference(name: str, monkeypatch: pytest.M
             args, count = case.build(), count + 1
             reference, valid = spec.reference(args), spec.valid(args)
             for candidate in candidates(device, name):
-                with pin(device, name, candidate.name):
-                    try:
-                        got = op(*(args[param.name] for param in spec.params))
-                    except UnsupportedError:  # the kernel takes other calls; the tier below always takes this one
-                        continue
-                ran.add(candidate.name)
-                for output, value, want, mask in zip(spec.returns, got, reference, valid, strict=True):
-                    found = close(output, value, want, spec.tolerance(args, output), mask)
-                    problems += [f"{candidate.name} {case.id} seed {case.seed}: {text}" for text in found]
+                for form in (args, _packed(args)) if candidate.name in PACKED else (args,):
+                    with pin(device, name, candidate.name):
+                        try:
+                            got = op(*(form[param.name] for param in spec.params))
+                        except UnsupportedError:  # the kernel takes other calls; the tier below always takes this one
+                            continue
+                    ran.add(candidate.name)
+                    for output, value, want, mask in zip(spec.returns, got, reference, valid, strict=True):
+                        found = close(output, value, want, spec.tolerance(args, output), mask)
+                        problems += [f"{candidate.name} {case.id} seed {case.seed}: {text}" for text in found]
     assert not problems, "\n".join(problems[:10])
     assert count >= 100
     with deepinfer.use_backend("cpu"):
         assert ran == {candidate.name for candidate in candidates(current_device(), name)}
+
+
+def _packed(args: dict[str, Any]) -> dict[str, Any]:
+    """The call with prepacked weights."""
+    found = dict(args)
+    for name in {"b", "w13", "w2"} & args.keys():
+        data, scale = args[name], args[f"{name}_scale"]
+        form = Recipe.parse(args[f"{name}_recipe"])
+        if scale is not None:
+            data = Quantized(data, scale, form.block, form.scale_dtype, form.element)
+        made = deep_gmm.prepack(data)
+        found |= {f"{name}_packed": made.packed, f"{name}_layout": made.layout}
+    return found
 
 
 def test_ids_are_unique_and_bench_cases_name_their_sizes() -> None:

@@ -23,10 +23,11 @@ from deepinfer_cpu.product import product, products
 Out = tuple[torch.Tensor | None, ...]
 
 
-def takes_layouts(call: Call, *names: str) -> Support:
-    """Packed weights must be in this backend's layout."""
-    foreign = [call[f"{n}_layout"] for n in names if call[f"{n}_layout"] not in ("", LAYOUT)]
-    return Support.no(*(f"weights are packed in layout {name!r}, not {LAYOUT!r}" for name in foreign))
+def takes_layouts(call: Call, layouts: tuple[str, ...], *names: str) -> Support:
+    """Packed weights must be in one of `layouts`."""
+    foreign = [call[f"{n}_layout"] for n in names if call[f"{n}_layout"] not in ("", *layouts)]
+    wanted = " or ".join(map(repr, layouts))
+    return Support.no(*(f"weights are packed in layout {name!r}, not {wanted}" for name in foreign))
 
 
 class _Float32Product(Kernel):
@@ -38,7 +39,7 @@ class _Float32Product(Kernel):
     sources = ("kernels/deep_gmm.py", "matmul.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
-        return takes_layouts(call, "b")
+        return takes_layouts(call, (LAYOUT,), "b")
 
     def pack(self, data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.Tensor:
         return matmul.pack(data, scale, recipe)

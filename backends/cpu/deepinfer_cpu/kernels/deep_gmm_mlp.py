@@ -19,9 +19,9 @@ from deepinfer.ops.deep_gmm.rows import host_bounds
 from deepinfer.ops.deep_gmm.swiglu import QUANTIZE, activate, quantize
 from deepinfer.registry.call import Call
 from deepinfer.registry.kernel import Kernel, Plan
-from deepinfer_cpu import matmul
+from deepinfer_cpu import halves, matmul
 from deepinfer_cpu.kernels.deep_gmm import Out, takes_layouts
-from deepinfer_cpu.matmul import Padded, Weights, pays_to_pad
+from deepinfer_cpu.matmul import LAYOUT, Padded, Weights, pays_to_pad
 from deepinfer_cpu.product import products
 
 
@@ -32,17 +32,17 @@ class CpuSwigluMlp(Kernel):
     name = "cpu_swiglu_mlp_f32"
     allocates = True
     batch_invariant = True
-    sources = ("kernels/deep_gmm_mlp.py", "matmul.py", "product.py")
+    sources = ("kernels/deep_gmm_mlp.py", "matmul.py", "halves.py", "product.py")
 
     def supports(self, props: DeviceProps, call: Call) -> Support:
-        return takes_layouts(call, "w13", "w2")
+        return takes_layouts(call, (LAYOUT, halves.LAYOUT), "w13", "w2")
 
     def run(
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         x, x_scale, x_recipe = args[:3]
         counts, starts, route, limit, how, dtype = args[13:]
-        first, second = Weights(*args[3:7]), Weights(*args[8:12])
+        first, second = Weights(*args[3:8]), Weights(*args[8:13])
         middle, total, groups = natural_dtype(x.dtype, x_recipe), x.shape[0], counts.shape[0]
         spans = host_bounds(counts, starts, total)
         w13, w2 = first.dense(), second.dense()
