@@ -180,8 +180,8 @@ def choose_masked(
 
     def loss(tile: Tile) -> float:
         return max(
-            cycles(tile, rows, cols, depth, units, groups) / cycles(best, rows, cols, depth, units, groups)
-            for rows, best in found.items()
+            (1 + cycles(tile, rows, cols, depth, units, groups)) / (1 + cycles(best, rows, cols, depth, units, groups))
+            for rows, best in found.items()  # 1 more: a product without columns takes none
         )
 
     return min(dict.fromkeys(found.values()), key=loss)

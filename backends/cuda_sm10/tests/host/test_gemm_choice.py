@@ -92,6 +92,7 @@ def test_masked_groups_are_not_taken_for_full() -> None:
     for units, tiles in ((132, TILES), (148, SM100_TILES)):
         assert choose_masked(1, 4096, 7168, units, 32, tiles) == choose(1, 4096, 7168, units, 32, tiles)
         assert choose_masked(64, 8, 64, units, 2, tiles, by_tma=False).sums
+        assert choose_masked(5, 0, 64, units, 2, tiles) in tiles
 
 
 @pytest.mark.parametrize("shape", [(64, 4096, 7168), (64, 2112, 7168), (1, 512, 7168)])

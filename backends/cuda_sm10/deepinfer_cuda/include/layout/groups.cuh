@@ -67,8 +67,9 @@ struct GroupWalk {
         return group < problem.groups;
     }
 
-    __device__ __forceinline__ GroupTile tile(uint32_t index) const {
-        const TileCoord at = raster(index - first, tiles_m, tiles_n, problem.band);
+    // Of a grid that takes `step` tiles at a time.
+    __device__ __forceinline__ GroupTile tile(uint32_t index, uint32_t step) const {
+        const TileCoord at = raster(index - first, tiles_m, tiles_n, problem.band, first, step);
         return {group, static_cast<uint32_t>(low) + at.m * kBlockM, static_cast<uint32_t>(high), at.n * kBlockN};
     }
 };

@@ -117,7 +117,7 @@ struct GemmBf16 {
 
     // Tile `index` of the walk, as this CTA sees it: the rows of a pair's tile are split among its CTAs.
     static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, const Place& place) {
-        GroupTile at = walk.tile(index);
+        GroupTile at = walk.tile(index, place.step());
         at.row += place.half() * kBlockM;
         return at;
     }

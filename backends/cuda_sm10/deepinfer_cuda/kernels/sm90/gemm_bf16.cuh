@@ -107,7 +107,7 @@ struct GemmBf16 {
 
     // Tile `index` of the walk, as this CTA sees it: the rows of a cluster's tile are split among its CTAs.
     static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, const Place& place) {
-        GroupTile at = walk.tile(index);
+        GroupTile at = walk.tile(index, place.step());
         at.row += place.row();
         return at;
     }
