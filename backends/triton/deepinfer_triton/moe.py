@@ -16,6 +16,7 @@ from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outpu
 EXPERT_LIMIT = 4096
 TILE = 2048  # activations per program, of two loads each
 ROUTE = (1, 1)  # tokens and warps of a program
+ROUTE_WARPS = 4  # tokens per program: an SM takes 32 programs at most, which are not enough warps if each is one
 WARP_EXPERTS = (128, 256)  # numbers of experts that one warp ranks by `warp_top`: one or two vectors per lane
 FLOOR = 1e-4  # of quant.quantize_fp8, whose rules the activation follows
 FORMS = {"": ((1, 128), ""), "fp8_1x128": ((1, 128), "f32"), "mxfp8": ((1, 32), "ue8m0")}
@@ -68,17 +69,18 @@ class Route(TritonKernel):
         logits, bias, groups, top_k = call["logits"], call["bias"], call["n_group"], call["top_k"]
         top2 = call["group_score"] == "top2_sum"
         numbers = {
-            "step": logits.stride[0], "expert_step": logits.stride[1], "bias_step": bias.stride[0] if bias else 0,
-            "scale": call["scale"], "eps": call["eps"],
+            "tokens": logits.shape[0], "step": logits.stride[0], "expert_step": logits.stride[1],
+            "bias_step": bias.stride[0] if bias else 0, "scale": call["scale"], "eps": call["eps"],
         }
         constants = {
-            "V": per_lane, "SCORING": call["scoring"], "RENORMALIZE": call["renormalize"], "TOP_K": top_k,
+            "W": ROUTE_WARPS, "V": per_lane, "SCORING": call["scoring"], "RENORMALIZE": call["renormalize"], "TOP_K": top_k,
             "KEEP": warp_top.keep(32 // groups, call["topk_group"], top2) if groups > 1 else "",
             "SELECT": warp_top.select(per_lane, top_k),
             "OPERANDS": ",".join(["=&r"] * per_lane + ["r"] * 2 * per_lane),
         }
         tensors = ("logits", "bias", "weights", "ids")
-        return Program("moe.route_warp", logits.shape[0], tensors, numbers, constants, 1)
+        grid = ceil_div(logits.shape[0], ROUTE_WARPS)
+        return Program("moe.route_warp", grid, tensors, numbers, constants, ROUTE_WARPS)
 
 
 class SwigluQuantize(TritonKernel):

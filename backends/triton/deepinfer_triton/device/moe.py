@@ -156,13 +156,23 @@ def route(
 
 
 @triton.jit
-def _of_lanes(base, step, V: tl.constexpr):
-    """float32 of V neighbours per lane, [32, 4] or [32, 4, 2] of two vectors: each a lane's own 16 bytes."""
-    place = base + (tl.arange(0, 32)[:, None] * V + tl.arange(0, 4)[None, :]) * step
-    value = tl.load(place)
+def _of_lanes(base, lane, step, there, V: tl.constexpr):
+    """float32 of V neighbours per lane from `base` on, [L, 4] or [L, 4, 2] of two vectors: each a lane's 16 bytes."""
+    place = base[:, None] + (lane[:, None] * V + tl.arange(0, 4)[None, :]) * step
+    value = tl.load(place, mask=there[:, None], other=0.0)
     if V == 8:
-        value = tl.join(value, tl.load(place + 4 * step))
+        value = tl.join(value, tl.load(place + 4 * step, mask=there[:, None], other=0.0))
     return value.to(tl.float32)
+
+
+@triton.jit
+def _to_lanes(value, V: tl.constexpr):
+    """Values of tokens [W] for their lanes, [32 W, 1] or [32 W, 1, 1]."""
+    count: tl.constexpr = value.shape[0]
+    lanes = tl.reshape(tl.broadcast_to(value[:, None], [count, 32]), [32 * count])[:, None]
+    if V == 8:
+        lanes = lanes[:, :, None]
+    return lanes
 
 
 @triton.jit
@@ -179,33 +189,36 @@ def _two_of_lanes(value, V: tl.constexpr):
 
 @triton.jit
 def _first_of_lanes(value, V: tl.constexpr):
-    """The first value of each lane, [32]."""
+    """The first value of each lane."""
     if V == 8:
         value, _ = tl.split(value)
-    value, _ = tl.split(tl.reshape(value, [32, 2, 2]))
+    value, _ = tl.split(tl.reshape(value, [value.shape[0], 2, 2]))
     value, _ = tl.split(value)
     return value
 
 
 @triton.jit
 def route_warp(
-    logits, bias, weights, ids, step, expert_step, bias_step, scale, eps, V: tl.constexpr, SCORING: tl.constexpr,
-    KEEP: tl.constexpr, SELECT: tl.constexpr, OPERANDS: tl.constexpr, RENORMALIZE: tl.constexpr, TOP_K: tl.constexpr,
+    logits, bias, weights, ids, tokens, step, expert_step, bias_step, scale, eps, W: tl.constexpr, V: tl.constexpr,
+    SCORING: tl.constexpr, KEEP: tl.constexpr, SELECT: tl.constexpr, OPERANDS: tl.constexpr,
+    RENORMALIZE: tl.constexpr, TOP_K: tl.constexpr,
 ):
-    """One token per warp, V experts per lane; KEEP ("": no groups) and SELECT are PTX of `warp_top`."""
-    token = tl.program_id(0).to(tl.int64)
+    """One token per warp, W of them; V experts per lane. KEEP ("": no groups) and SELECT are PTX of `warp_top`."""
+    line = tl.arange(0, 32 * W)
+    lane, token = line % 32, (tl.program_id(0) * W + line // 32).to(tl.int64)
+    there = token < tokens
     row = logits + token * step
-    logit = _of_lanes(row, expert_step, V)
-    top, total = 0.0, 1.0
+    logit = _of_lanes(row, lane, expert_step, there, V)
+    top, total = tl.zeros([W], tl.float32), tl.zeros([W], tl.float32)
     if SCORING == "softmax":
-        top = tl.max(tl.reshape(logit, [32 * V]), axis=0)
-        total = tl.sum(tl.reshape(tl.exp(logit - top), [32 * V]), axis=0)
-    rank = score_of(logit, top, total, SCORING)
+        top = tl.max(tl.reshape(logit, [W, 32 * V]), axis=1)
+        total = tl.sum(tl.reshape(tl.exp(logit - _to_lanes(top, V)), [W, 32 * V]), axis=1)
+    rank = score_of(logit, _to_lanes(top, V), _to_lanes(total, V), SCORING)
     if bias is not None:
-        rank += _of_lanes(bias, bias_step, V)
+        rank += _of_lanes(bias + lane * 0, lane, bias_step, lane >= 0, V)
     else:
         rank += 0.0  # scores are no -0.0, so sums are none
-    kept = tl.full([32], 1, tl.int32)
+    kept = tl.full([32 * W], 1, tl.int32)
     if KEEP != "":
         best, second = _two_of_lanes(rank, V)
         kept = tl.inline_asm_elementwise(KEEP, "=&r,f,f", [best, second], tl.int32, False, 1)
@@ -215,14 +228,15 @@ def route_warp(
         joins = tl.broadcast_to(kept[:, None], logit.shape)
     found = tl.inline_asm_elementwise(SELECT, OPERANDS, [ordered(rank), joins], tl.int32, False, V)
     expert = _first_of_lanes(found, V)
-    lane = tl.arange(0, 32)
-    mask = lane < TOP_K
-    score = score_of(tl.load(row + expert * expert_step, mask=mask, other=0.0).to(tl.float32), top, total, SCORING)
+    mask = there & (lane < TOP_K)
+    chosen = tl.load(row + expert * expert_step, mask=mask, other=0.0).to(tl.float32)[:, None]
+    score = tl.reshape(score_of(chosen, _to_lanes(top, 1), _to_lanes(total, 1), SCORING), [32 * W])
     if RENORMALIZE:
-        total = tl.sum(tl.where(mask, score, 0.0), axis=0) + eps
+        total = tl.sum(tl.reshape(tl.where(mask, score, 0.0), [W, 32]), axis=1) + eps
         # what is tiny is first made larger, so that the reciprocal does not overflow
         lift = tl.where(total < 2.0**-60, 2.0**80, 1.0)
-        score = (score * lift) * tl.div_rn(tl.full([32], 1.0, tl.float32), tl.broadcast_to(total * lift, [32]))
+        share = tl.div_rn(tl.full([W], 1.0, tl.float32), total * lift)
+        score = tl.reshape((tl.reshape(score, [W, 32]) * lift[:, None]) * share[:, None], [32 * W])
     target = token * TOP_K + lane
     tl.store(weights + target, score * scale, mask=mask)
     tl.store(ids + target, expert, mask=mask)
