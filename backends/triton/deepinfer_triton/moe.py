@@ -1,6 +1,6 @@
 """`moe.route` and `moe.swiglu_quantize` in Triton.
 
-Bound: bytes. route reads the logits once, a token per program (the choice is top_k passes over registers);
+Bound: bytes, and for route the ALU pipe: it reads the logits once and takes some 450 instructions per token and warp.
 swiglu_quantize moves 4 bytes in and 1 to 2 out per bf16 activation, about 20 FLOP with its two true divisions.
 """
 
@@ -73,7 +73,8 @@ class Route(TritonKernel):
             "bias_step": bias.stride[0] if bias else 0, "scale": call["scale"], "eps": call["eps"],
         }
         constants = {
-            "W": ROUTE_WARPS, "V": per_lane, "SCORING": call["scoring"], "RENORMALIZE": call["renormalize"], "TOP_K": top_k,
+            "W": ROUTE_WARPS, "V": per_lane, "SCORING": call["scoring"], "RENORMALIZE": call["renormalize"],
+            "TOP_K": top_k,
             "KEEP": warp_top.keep(32 // groups, call["topk_group"], top2) if groups > 1 else "",
             "SELECT": warp_top.select(per_lane, top_k),
             "OPERANDS": ",".join(["=&r"] * per_lane + ["r"] * 2 * per_lane),

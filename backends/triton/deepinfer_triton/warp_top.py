@@ -51,7 +51,8 @@ def select(values: int, count: int) -> str:
         ]
         left = min(values, count - k)  # heads that can still win
         if k + 1 < count:
-            lines += ["and.b32 x, b, below; setp.eq.and.s32 q, x, 0, p;", *(f"@q mov.b32 h{r}, h{r + 1};" for r in range(left - 1))]
+            lines += ["and.b32 x, b, below; setp.eq.and.s32 q, x, 0, p;"]
+            lines += [f"@q mov.b32 h{r}, h{r + 1};" for r in range(left - 1)]
             lines += [f"@q mov.b32 h{values - 1}, {LOWEST};"] if left == values else []
     lines += ["neg.s32 x, who; and.b32 who, who, x; bfind.u32 own, who;"]
     for key, place in zip(keys, places(values), strict=True):
