@@ -152,7 +152,8 @@ class KvCacheWrite(TritonKernel):
         constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype), "ALIGN": _alignment(numbers)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         grid = ceil_div(rows.shape[0], step)
-        return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}),)
+        warps = 2 if layout.scale_kind == "f32" and layout.plain else 4  # 0.93 for 0.87 of copy bandwidth on an H200
+        return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}, warps),)
 
     def _packed(self, numbers: dict[str, int], cache: TensorMeta, layout: Layout) -> Sequence[Program]:
         tile, warps = WRITE_PAIRS
