@@ -43,10 +43,17 @@ Hidden = tuple[int, int, int, int] | None  # causal mask: (tokens, rows of a tok
 class Rows:
     """Where the results of some query rows go: out [r, d_v], top [r] (largest logit), share [r] (1 / sum)."""
 
-    def __init__(self, count: int, d_v: int) -> None:
-        self.out = torch.zeros(count, d_v)
-        self.top = torch.full((count,), -torch.inf)
-        self.share = torch.ones(count)
+    def __init__(self, count: int, d_v: int, cleared: bool = True) -> None:
+        self.out = torch.empty(count, d_v)
+        self.top, self.share = torch.empty(2, count).unbind(0)
+        if cleared:
+            self.clear(slice(None))
+
+    def clear(self, rows: slice) -> None:
+        """What rows without a key have."""
+        self.out[rows] = 0.0
+        self.top[rows] = -torch.inf
+        self.share[rows] = 1.0
 
     def lse(self) -> torch.Tensor:
         """Natural log of the sums [r]; -inf where no key has weight, and there out becomes 0."""
@@ -109,7 +116,7 @@ def attend_block(
     count = q.shape[0]
     if padding(count):
         q = filled(q)
-        part = Rows(q.shape[0], out.shape[1])
+        part = Rows(q.shape[0], out.shape[1], cleared=False)
         attend_block(q, block, hidden, part.out, part.top, part.share)
         for given, made in ((out, part.out), (top, part.top), (share, part.share)):
             given.copy_(made[:count])
@@ -123,7 +130,7 @@ def attend_block(
     if hidden is not None:
         _mask(logits[:, :n], *hidden)
     weights = torch.softmax(logits, -1)
-    _weigh(weights, block[:, : out.shape[1]], out)
+    _weigh(weights, block.narrow(1, 0, out.shape[1]), out)
     torch.amax(logits, -1, out=top)
     torch.amax(weights, -1, out=share)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from deepinfer.hal.device import Stream
-from deepinfer.hal.types import DeviceProps, Support
+from deepinfer.hal.types import YES, DeviceProps, Support
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
 from deepinfer.ops.flash_mla.portable_dense import finish
 from deepinfer.ops.flash_mla.portable_ragged import deliver, key_lengths
@@ -41,7 +41,7 @@ def _short_requests(
         first, end = ids[0], ids[-1]
         if first < 0 or end > last or ids != list(range(first, first + len(ids))):
             return False
-        block = flat[first * page : first * page + n]
+        block = flat.narrow(0, first * page, n)
         attend_block(qs[r], block.float() if narrow else block, None, outs[r], tops[r], shares[r])
         return True
 
@@ -72,22 +72,24 @@ class CpuDecode(DenseKernel):
         b, tokens, heads, d = q.shape
         blocks, page, _ = cache.shape
         layout = LAYOUTS[name]
-        wide = torch.mul(q.float(), scale).contiguous()
+        wide = torch.mul(q if q.dtype is torch.float32 else q.float(), scale).contiguous()
         used = tokens * heads
         whole = filled(wide.view(b, used, d))  # here, so that no product has to do it by itself
         room = whole.shape[1]
-        rows = Rows(b * room, d_v)
+        rows = Rows(b * room, d_v, cleared=False)
         limit = table.shape[1] * page if blocks else 0
         lengths = [min(max(n, 0), limit) for n in lens.tolist()]
         reach = -(-max(lengths, default=0) // page)
         short = _short_requests(cache, layout, whole, rows, b) if tokens == 1 or not causal else None
-        for r, (n, ids) in enumerate(zip(lengths, table[:, :reach].tolist(), strict=True)):
+        for r, (n, ids) in enumerate(zip(lengths, table.narrow(1, 0, reach).tolist(), strict=True)):
             ids = ids[: -(-n // page)]
             if short is None or not 0 < n <= attention.SPAN or not short(r, ids, n):
+                rows.clear(slice(r * room, (r + 1) * room))
                 attend_request(wide[r], cache, layout, ids, n, causal, rows, r * room)
-        made, lse = rows.out.view(b, room, d_v)[:, :used], rows.lse().view(b, room)[:, :used]
-        shape = (b, tokens, heads)
-        return finish(made.view(*shape, d_v), lse.view(shape), sink, q.dtype, out)
+        lse, made = rows.lse().view(b, room), rows.out.view(b, room, d_v)
+        if room > used:
+            lse, made = lse.narrow(1, 0, used), made.narrow(1, 0, used)
+        return finish(made.view(b, tokens, heads, d_v), lse.view(b, tokens, heads), sink, q.dtype, out)
 
 
 class CpuPrefill(DenseKernel):
@@ -125,4 +127,31 @@ class CpuPrefill(DenseKernel):
         return deliver(rows.out.view(total, heads, d_v), rows.lse().view(total, heads), named, out)
 
 
-KERNELS: list[Kernel] = [CpuDecode(), CpuPrefill()]
+class CpuCacheWrite(Kernel):
+    """flash_mla.kv_cache_write of float32 rows: one copy of all rows whose slots the host has looked at."""
+
+    op = "flash_mla.kv_cache_write"
+    name = "cpu_cache_write_f32"
+    allocates = True
+
+    def supports(self, props: DeviceProps, call: Call) -> Support:
+        cache = call["kv_cache"]
+        if call["rows"].dtype is not torch.float32 or cache.dtype is not torch.float32:
+            return Support.no("rows and cache must be float32")
+        return YES if cache.contiguous else Support.no("the cache must be contiguous")
+
+    def run(
+        self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Outputs, workspace: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        cache, rows, slots, _ = args
+        capacity, listed = cache.shape[0] * cache.shape[1], slots.tolist()
+        if not listed or not capacity:
+            return ()
+        if min(listed) < 0 or max(listed) >= capacity:
+            kept = [i for i, slot in enumerate(listed) if 0 <= slot < capacity]
+            rows, slots = rows[kept], slots[kept]
+        cache.view(capacity, cache.shape[2]).index_copy_(0, slots if slots.dtype is torch.int64 else slots.long(), rows)
+        return ()
+
+
+KERNELS: list[Kernel] = [CpuDecode(), CpuPrefill(), CpuCacheWrite()]

@@ -7,6 +7,7 @@ the host, where that is free; one outside the table sends the call to the portab
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ from deepinfer.registry.kernel import Kernel, Plan
 LANES = 8  # complex numbers of two AVX2 vectors; torch multiplies what is left over by other instructions
 SERIAL = 32767  # elements up to which torch uses one thread (its grain size is 32768)
 Out = tuple[torch.Tensor | None, ...]
+
+
+@lru_cache(maxsize=256)
+def _constants(width: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """1 / width and eps as tensors: torch takes 2 us longer for a Python number."""
+    with torch.inference_mode(False):
+        return torch.tensor(1.0 / width), torch.tensor(eps)
+
+
+def normalised(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / rms(x) * weight for rows [..., K], in fewer and cheaper calls than torch.rms_norm makes."""
+    share, floor = _constants(x.shape[-1], eps)
+    return (x * x.square().sum(-1, keepdim=True).mul_(share).add_(floor).rsqrt_()).mul_(weight)
 
 
 class _Float32Rows(Kernel):
@@ -45,7 +59,7 @@ class CpuRmsNorm(_Float32Rows):
         self, plan: Plan, stream: Stream, args: tuple[Any, ...], out: Out, workspace: torch.Tensor | None
     ) -> tuple[torch.Tensor, ...]:
         x, weight, eps = args
-        y = torch.rms_norm(x, weight.shape, weight, eps)
+        y = normalised(x, weight, eps)
         return (y if out[0] is None else out[0].copy_(y),)
 
 
@@ -60,7 +74,7 @@ class CpuFusedAddRmsNorm(_Float32Rows):
     ) -> tuple[torch.Tensor, ...]:
         x, residual, weight, eps = args
         total = x + residual
-        y = torch.rms_norm(total, weight.shape, weight, eps)
+        y = normalised(total, weight, eps)
         if out[0] is None or out[1] is None:
             return y, total
         return out[0].copy_(y), out[1].copy_(total)
