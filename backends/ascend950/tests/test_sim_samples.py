@@ -171,3 +171,10 @@ def test_a_strict_launch_stops_at_padding_rows(sim: SimDriver) -> None:
     index = torch.arange(64, dtype=torch.int32).reshape(1, 64)
     with pytest.raises(DriverError, match="matrix A uses bytes of L0A that were never written"):
         run("samples_cube", "sparse_attention", [q, kv, index], [out], [1, 200, 64])
+
+
+def test_forms_that_only_a_compiler_can_refuse(sim: SimDriver) -> None:
+    out = torch.zeros(64, dtype=torch.int64)
+    for rounded in (0, 1):
+        run("samples_forms", "forms", [], [out], [rounded])
+        assert (out == 1).all()  # -1 x -1 in 64 bits

@@ -94,7 +94,7 @@ enum class asc_channel_pad_mode : uint8_t { NONE = 0, EXPAND_1B, EXPAND_2B, EXPA
 enum class asc_hf32_round_mode : uint8_t { NEAREST_AWAY = 0, NEAREST_EVEN = 1, NEAREST_ZERO = NEAREST_AWAY };
 
 // Only the names are documented; a kernel must use the names, never the numbers.
-enum class QuantMode_t : uint64_t {
+enum QuantMode_t : uint64_t {
     NoQuant = 0,
     F322F16,
     F322BF16,
@@ -119,7 +119,7 @@ enum class QuantMode_t : uint64_t {
     QS322BF16_PRE,
     VQS322BF16_PRE,
 };
-enum class QuantMode_post : uint64_t { NoConv = 0 };
+enum QuantMode_post : uint64_t { NoConv = 0 };
 using asc_quant_mode = QuantMode_t;
 
 enum class asc_position_mode { EVEN = 0, ODD };
@@ -167,6 +167,16 @@ union asc_store_align_config_post {
         uint32_t block_stride : 16;
     };
 };
+
+// The device language has these without a namespace.
+template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+    return a < b ? a : b;
+}
+template <class A, class B, class = std::enable_if_t<std::is_arithmetic_v<A> && std::is_arithmetic_v<B>>>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+    return a < b ? b : a;
+}
 
 namespace __cce_simd {}    // the vendor's compiler keeps its built-ins in these; here everything is global
 namespace __cce_scalar {}

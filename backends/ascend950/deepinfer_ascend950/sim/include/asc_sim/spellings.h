@@ -79,3 +79,35 @@ inline void mad_mx(C* c, A* a, B* b, uint16_t m, uint16_t k, uint16_t n, uint8_t
                    bool c_init, ASC_LOC) {
     asc_mmad_mx(c, a, b, m, k, n, unit_flag, disable_gemv, c_source, c_init, asc_loc);
 }
+
+// The FixPipe. What the part does not have (its documentation and kernels pass zeros) must be zero.
+inline void set_loop3_para(uint64_t config) {  // matrices, distance in L0C, distance in the destination
+    asc_set_l0c_copy_nz_para(static_cast<uint16_t>(config), static_cast<uint16_t>(config >> 16), static_cast<uint32_t>(config >> 32));
+}
+namespace asc_sim {
+inline void must_be_zero(const char* name, uint64_t all, Loc loc) {
+    if (all) fail(name, "post-quantisation, element-wise operations, loop enhancement and padding are not modelled; pass 0", loc);
+}
+}  // namespace asc_sim
+#define ASC_SIM_FIX_REST                                                                                                   \
+    uint64_t quant_post, uint8_t relu_post, bool clip_post, bool enhance, uint8_t eltwise, bool antiquant, bool merge, bool pad, \
+        bool wino, bool broadcast
+#define ASC_SIM_FIX_ZERO quant_post | relu_post | clip_post | enhance | eltwise | antiquant | merge | pad | wino | broadcast
+template <class D, class S>
+inline void copy_matrix_cc_to_gm(D* dst, S* src, uint8_t, uint16_t n, uint16_t m, uint32_t dst_stride, uint16_t src_stride, uint8_t l2_cache,
+                                 uint8_t clip, uint8_t unit_flag, uint64_t quant, uint8_t relu, bool split, bool nz2nd, ASC_SIM_FIX_REST,
+                                 bool nz2dn, ASC_LOC) {
+    asc_sim::must_be_zero("copy_matrix_cc_to_gm", ASC_SIM_FIX_ZERO, asc_loc);
+    asc_copy_l0c2gm(dst, src, n, m, dst_stride, src_stride, l2_cache, clip, unit_flag, quant, relu, split, nz2nd, 0, 0, false, 0, false, false, false,
+                    nz2dn, asc_loc);
+}
+template <class D, class S>
+inline void copy_matrix_cc_to_ub(D* dst, S* src, uint8_t, uint16_t n, uint16_t m, uint32_t dst_stride, uint16_t src_stride, uint8_t dual,
+                                 bool sub_blockid, uint8_t clip, uint8_t unit_flag, uint64_t quant, uint8_t relu, bool split, bool nz2nd,
+                                 ASC_SIM_FIX_REST, bool nz2dn, ASC_LOC) {
+    asc_sim::must_be_zero("copy_matrix_cc_to_ub", ASC_SIM_FIX_ZERO, asc_loc);
+    asc_copy_l0c2ub(dst, src, n, m, dst_stride, src_stride, dual, sub_blockid, clip, unit_flag, quant, relu, split, nz2nd, 0, 0, false, 0, false,
+                    false, false, nz2dn, asc_loc);
+}
+#undef ASC_SIM_FIX_REST
+#undef ASC_SIM_FIX_ZERO
