@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import simrun
 import torch
+from deepinfer_cuda.kernels.gemm import Product
 from deepinfer_cuda.kernels.gemm_tiles import Tile
 from simrun import TILES_OF, Problem
 
@@ -127,3 +128,23 @@ def test_every_shape_under_every_schedule(arch: str, tile: Tile, schedule: str, 
         simrun.configure(arch, schedule, seed)
         chosen = replace(tile, parts=(1, 2, 4, 8)[number % 4]) if tile.sums else tile
         simrun.run(arch, chosen, problem, units=chosen.ctas * (1 + number % 3), seed=seed * 100 + number)
+
+
+@pytest.mark.parametrize(("arch", "tile"), SUMS[:1] + [case for case in SUMS if case[0] == "sm_100"][:1])
+def test_a_row_or_column_that_is_not_finite_changes_no_bit_of_another(arch: str, tile: Tile) -> None:
+    """Values with full mantissas, whose sums are rounded by the rule of the instruction."""
+    generator = torch.Generator().manual_seed(5)
+    a, b = (torch.randn(rows, 136, generator=generator).bfloat16() for rows in (70, 40))
+    spoiled_a, spoiled_b = a.clone(), b.clone()
+    spoiled_a[5, 3], spoiled_a[6, :], spoiled_b[7, 100] = torch.nan, torch.inf, -torch.inf
+    results = []
+    for left, right in ((a, b), (spoiled_a, spoiled_b)):
+        simrun.configure(arch)
+        d = torch.zeros(70, 40)
+        simrun.launch(arch, tile, Product(left, right, d, (), None, None), 2)
+        results.append(d)
+    rows, columns = torch.arange(70), torch.arange(40)
+    kept = ((rows != 5) & (rows != 6))[:, None] & (columns != 7)[None, :]
+    assert not torch.equal(results[0], (a.double() @ b.double().t()).float()), "sums that are exact prove nothing"
+    assert torch.equal(results[0][kept], results[1][kept]), "seed 5"
+    assert not results[1][~kept].isfinite().any()

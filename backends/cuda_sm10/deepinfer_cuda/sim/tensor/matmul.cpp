@@ -34,17 +34,22 @@ constexpr int kNothing = -4096;  // exponent of zero
 int exponent_of(double v, int emin) { return v == 0 ? kNothing : std::max(int(to_bits(v) >> 52 & 0x7ff) - 1023, emin); }
 int lowest_bit(double v) { return int(to_bits(v) >> 52 & 0x7ff) - 1075 + std::countr_zero((to_bits(v) & 0xfffffffffffffull) | 1ull << 52); }
 
+// Exponents of the finite values.
 struct Extent {
     int high = kNothing, low = -kNothing;
-    bool finite = true;
     void add(const double* v, size_t count, int emin) {
         for (size_t i = 0; i < count; ++i) {
-            if (!std::isfinite(v[i])) finite = false;
-            if (v[i] == 0 || !finite) continue;
+            if (v[i] == 0 || !std::isfinite(v[i])) continue;
             high = std::max(high, exponent_of(v[i], emin)), low = std::min(low, lowest_bit(v[i]));
         }
     }
 };
+
+bool all_finite(const double* v, size_t count) {
+    for (size_t i = 0; i < count; ++i)
+        if (!std::isfinite(v[i])) return false;
+    return true;
+}
 
 double power(int e) { return from_bits<double>(u64(1023 + e) << 52); }
 
@@ -85,23 +90,35 @@ void matmul_block(const double* a, const double* b, double* acc, u32 m, u32 n, u
     ea.add(a, size_t(m) * k, rule.emin_a), eb.add(b, size_t(n) * k, rule.emin_b), ec.add(acc, size_t(m) * n, emin_c);
     int high = std::max(ea.high + eb.high, ec.high), low = std::min(ea.low + eb.low, ec.low);
     int carry = 2 + std::bit_width(k);
-    if (!ea.finite || !eb.finite || !ec.finite || (high - low <= rule.kept && high + carry - low <= rule.fraction && !rule.half)) {
-        matmul_f64(a, b, acc, m, n, k);  // exact, or not finite
+    if (high - low <= rule.kept && high + carry - low <= rule.fraction && !rule.half) {
+        matmul_f64(a, b, acc, m, n, k);  // exact where it is finite
         for (size_t i = 0; i < size_t(m) * n; ++i) acc[i] = settle(acc[i], rule);
         return;
     }
-    std::vector<double> bt(size_t(k) * n), scale(n), sums(n);
+    std::vector<double> bt(size_t(k) * n), scale(n), sums(n), plain(n);
     std::vector<int> ebt(size_t(k) * n), era(k), top(n);
-    for (u32 j = 0; j < n; ++j)
+    std::vector<bool> finite(n);
+    for (u32 j = 0; j < n; ++j) {
         for (u32 i = 0; i < k; ++i) bt[size_t(i) * n + j] = b[size_t(j) * k + i], ebt[size_t(i) * n + j] = exponent_of(b[size_t(j) * k + i], rule.emin_b);
+        finite[j] = all_finite(b + size_t(j) * k, k);
+    }
     for (u32 r = 0; r < m; ++r) {
         double* out = acc + size_t(r) * n;
-        for (u32 i = 0; i < k; ++i) era[i] = exponent_of(a[size_t(r) * k + i], rule.emin_a);
+        const double* row = a + size_t(r) * k;
+        // An element that a NaN or an infinity enters needs no alignment, and must not change how the others are rounded.
+        bool finite_row = all_finite(row, k);
+        auto special = [&](u32 j) { return !finite_row || !finite[j] || !std::isfinite(out[j]); };
+        for (u32 j = 0; j < n; ++j) {
+            if (!special(j)) continue;
+            plain[j] = out[j];
+            for (u32 i = 0; i < k; ++i) plain[j] += row[i] * bt[size_t(i) * n + j];
+        }
+        for (u32 i = 0; i < k; ++i) era[i] = exponent_of(row[i], rule.emin_a);
         for (u32 j = 0; j < n; ++j) top[j] = std::max(exponent_of(out[j], emin_c), -512);
         top_exponents(era.data(), ebt.data(), top.data(), n, k);
         for (u32 j = 0; j < n; ++j) scale[j] = power(rule.kept - top[j]), sums[j] = std::trunc(out[j] * scale[j]);
-        aligned_row(a + size_t(r) * k, bt.data(), scale.data(), sums.data(), n, k);
-        for (u32 j = 0; j < n; ++j) out[j] = settle(sums[j] * power(top[j] - rule.kept), rule);
+        aligned_row(row, bt.data(), scale.data(), sums.data(), n, k);
+        for (u32 j = 0; j < n; ++j) out[j] = settle(special(j) ? plain[j] : sums[j] * power(top[j] - rule.kept), rule);
     }
 }
 
