@@ -9,15 +9,17 @@ torch on x86) packs once, at load, and keeps 2 bytes per weight. bfloat16 weight
 Invariants, all of them found by trying on the machine where it runs (`rooms`), because nothing documents them:
 - row i of the result follows from row i and the weights alone. FBGEMM sums over k in order, but has other code for
   tiles of one and two rows, so rows are filled up to a number that is cut into larger tiles (1 and 2 become 3);
-- a call runs on one thread, so threads change no bit.
+- a call runs on one thread; threads that share a product take whole rows. So they change no bit.
 Bound: 2 N K bytes of weights for a few rows, 2 M N K FLOPs for many. A value of a row that leaves the normal numbers by
 the factor 2^-s (|s| <= 96, about 18 for weights around 0.1) loses bits or overflows.
 """
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
@@ -29,6 +31,7 @@ LAYOUT = "cpu_f16"
 MOST = 240  # rows of one call; the table of `rooms` ends here
 FEW = 16  # rows to which one may be filled up at most; more would cost what packing saves
 LARGEST = 15  # exponent of the largest scaled weight (fp16 ends below 2^16)
+WORTH = 1 << 24  # multiply-adds (0.3 ms of one core) from which a product is shared by threads
 FARTHEST = 96  # largest |s|: rows stay normal numbers
 # (N, K): inside one block of K, over several, and a rest of columns.
 PROBES = ((16, 96), (40, 256), (72, 1100))
@@ -65,8 +68,8 @@ def rooms() -> tuple[tuple[int, ...], str]:
     return tuple(found), ""
 
 
-# What FBGEMM made of a matrix, 2^-s as a tensor [1], and the same as a column that fills one row up.
-Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# What FBGEMM made of a matrix [N, K], 2^-s as a tensor [1], the same as a column that fills one row up, and N.
+Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 
 
 class Halves(torch.Tensor):
@@ -93,8 +96,9 @@ def pack(weights: torch.Tensor) -> Halves | None:
         scaled.append(entry)
     back = torch.tensor([2.0**-shift for _, shift in scaled])
     made: Halves = back.as_subclass(Halves)
+    columns = [back[g].expand(table[1], 1).clone() for g in range(len(scaled))]
     made.matrices = tuple(
-        (torch.fbgemm_pack_gemm_matrix_fp16(matrix), back[g : g + 1], back[g].expand(table[1], 1).clone())
+        (torch.fbgemm_pack_gemm_matrix_fp16(matrix), back[g : g + 1], columns[g], matrix.shape[0])
         for g, (matrix, _) in enumerate(scaled)
     )
     made.of = weights.shape
@@ -123,19 +127,44 @@ def _scaled(matrix: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     return (scaled.contiguous(), shift) if exact else None
 
 
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="deepinfer-cpu")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads
+
+
 def multiply(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """rows [M, K] of any float dtype times a packed matrix -> float32 [M, N]."""
-    packed, back, column = matrix
+    packed, back, column, width = matrix
     count = rows.shape[0]
     if count == 1:
         return _multiply(rows * column, packed, None)[:1]
-    if count > MOST:
-        return torch.cat([multiply(part, matrix) for part in torch.split(rows, MOST)])
+    rows = rows * back
+    if count <= MOST and count * rows.shape[1] * width < WORTH:
+        return _part(rows, packed)
+    return _parts(rows, packed)
+
+
+def _part(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """One call, for up to MOST rows."""
+    count = rows.shape[0]
     room = rooms()[0][count]
     if room == count:
-        return _multiply(rows * back, packed, None)
+        return _multiply(rows, packed, None)
     rows = torch.cat((rows, rows[: room - count])) if room <= 2 * count else rows.repeat(room, 1)[:room]
-    return _multiply(rows * back, packed, None)[:count]
+    return _multiply(rows, packed, None)[:count]
+
+
+def _parts(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    """Several calls, shared by as many threads as torch may use (it releases the interpreter's lock inside)."""
+    threads = torch.get_num_threads()
+    parts = torch.split(rows, min(MOST, -(-rows.shape[0] // threads)))
+    others = {i: _pool(threads - 1).submit(_part, part, packed) for i, part in enumerate(parts) if i % threads}
+    made = [others[i].result() if i in others else _part(part, packed) for i, part in enumerate(parts)]
+    return made[0] if len(made) == 1 else torch.cat(made)
 
 
 def grouped(rows: torch.Tensor, matrices: Sequence[Matrix], spans: Sequence[Span]) -> torch.Tensor:

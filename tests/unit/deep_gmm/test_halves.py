@@ -38,6 +38,20 @@ def test_the_bits_of_a_row_follow_from_the_row_and_the_weights(m: int, at: int, 
     assert torch.equal(together[picked], alone), f"m {m}, at {at}, n {n}, k {k}, threads {threads}"
 
 
+def test_threads_that_share_a_product_change_no_bit() -> None:
+    rows, packed = _random(515, 256, seed=1), halves.pack(_random(256, 256, seed=2).bfloat16())
+    assert rows.shape[0] * 256 * 256 > halves.WORTH
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(halves.multiply(rows, packed.matrices[0]))
+    finally:
+        torch.set_num_threads(before)
+    alone = torch.cat([halves.multiply(rows[i : i + 1], packed.matrices[0]) for i in range(515)])
+    assert all(torch.equal(made, alone) for made in found)
+
+
 @pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**30, 2.0**-80])
 def test_no_weight_is_rounded(factor: float) -> None:
     """Rows of the unit matrix read the weights back."""
