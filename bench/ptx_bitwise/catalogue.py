@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cache
 
-from ptx_bitwise import atomics, barriers, clusters, kernels, matrix, scalar, survey, tensormaps, tma, wgmma
+from ptx_bitwise import (
+    atomics, barriers, clusters, kernels, matrix, scalar, sparse, survey, tensormaps, tma, wgmma, wmma,
+)  # fmt: skip
 from ptx_bitwise.case import Case
 
 
@@ -13,7 +15,7 @@ from ptx_bitwise.case import Case
 def all_cases() -> dict[str, Case]:
     """Every case; a form that several tables list appears once."""
     found: dict[str, Case] = {}
-    for family in (scalar, atomics, matrix, wgmma, barriers, tma, tensormaps, clusters, kernels, survey):
+    for family in (scalar, atomics, matrix, wmma, wgmma, sparse, barriers, tma, tensormaps, clusters, kernels, survey):
         for case in family.cases():
             found.setdefault(case.name, case)
     return found

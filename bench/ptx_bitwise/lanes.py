@@ -74,7 +74,7 @@ def case(form: str, body: str, ins: list[str], out: str, family: str, declare: s
         Buffer(poisoned(values.COUNT, width), out=True),
     )
     blocks = values.COUNT // THREADS
-    helpers = {"setp", "selp", "mov", "and", "cvt", "add", "shl"}
+    helpers = {"setp", "selp", "mov", "and", "cvt", "add", "sub", "shl"}
     names = [part.split(" ")[0] for part in form.split("; ")]
     instruction = next((n for n in names if n.split(".")[0].lstrip("@") not in helpers), names[0])
     return Case(

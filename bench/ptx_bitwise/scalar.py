@@ -8,6 +8,31 @@ from collections.abc import Iterator
 from ptx_bitwise.case import Case
 from ptx_bitwise.lanes import table
 
+VIDEO = """
+{vadd,vsub,vabsdiff,vmin,vmax}.{u32,s32}.{u32,s32}.{u32,s32} %d, %a, %b : b32 b32 -> b32
+{vadd,vsub,vabsdiff,vmin,vmax}.{u32,s32}.{u32,s32}.{u32,s32}.sat %d, %a.{b1,h1}, %b.{b3,h0} : b32 b32 -> b32
+{vadd,vsub,vabsdiff,vmin,vmax}.{u32,s32}.{u32,s32}.s32.add %d, %a, %b.h1, %c : b32 b32 b32 -> b32
+{vadd,vsub,vmin,vmax}.s32.s32.s32.{min,max} %d, %a, %b.h1, %c : b32 b32 b32 -> b32
+{vadd,vsub}.s32.{u32,s32}.u32 %d.{b3,h1}, %a, %b, %c : b32 b32 b32 -> b32
+{vshl,vshr}.{u32,s32}.{u32,s32}.u32.{clamp,wrap} %d, %a, %b : b32 shift -> b32
+vmad.{u32,s32}.{u32,s32}.{u32,s32} %d, %a.{b2,h1}, %b.h0, %c : b32 b32 b32 -> b32
+vmad.s32.s32.s32.{sat.shr7,sat.shr15,shr7} %d, %a, %b.h1, %c : b32 b32 b32 -> b32
+vset.{u32,s32}.{u32,s32}.{eq,lt,ge} %d, %a, %b.h0 : b32 b32 -> b32
+vset.s32.u32.{ne,gt}.{add,max} %d, %a, %b, %c : b32 b32 b32 -> b32
+{vadd2,vsub2,vavrg2,vabsdiff2,vmin2,vmax2,vadd4,vsub4,vavrg4,vabsdiff4,vmin4,vmax4}.{u32,s32}.{u32,s32}.{u32,s32} %d, %a, %b, %c : b32 b32 b32 -> b32
+{vadd2,vsub2,vabsdiff2,vmin2,vadd4,vsub4,vabsdiff4,vmax4}.{u32,s32}.{u32,s32}.s32.{sat,add} %d, %a, %b, %c : b32 b32 b32 -> b32
+{vadd2,vavrg2,vmax2}.s32.u32.s32 %d.h1, %a.h31, %b.h02, %c : b32 b32 b32 -> b32
+{vsub4,vavrg4,vmin4}.s32.s32.u32{,.add} %d.b20, %a.b7240, %b.b0135, %c : b32 b32 b32 -> b32
+{vset2,vset4}.{u32,s32}.{u32,s32}.{eq,lt,ge} %d, %a, %b, %c : b32 b32 b32 -> b32
+{vset2,vset4}.s32.s32.gt.add %d, %a, %b, %c : b32 b32 b32 -> b32
+"""
+
+# operands that count as "out of bounds" NaN: 16 candidates in a, b and c by lane
+OOB = """
+and.b32 %u, %t, 127; setp.lt.u32 %q, %u, 16; add.u32 %v, %u, 0x7ff0; cvt.u16.u32 %rh, %v; selp.b16 %a, %rh, %a, %q; add.u32 %v, %v, 0xffe0; setp.lt.u32 %r, %u, 48; setp.ge.and.u32 %q, %u, 32, %r; cvt.u16.u32 %rh, %v; selp.b16 %b, %rh, %b, %q; setp.ge.u32 %q, %u, 112; sub.u32 %v, 0xffff, %u; cvt.u16.u32 %rh, %v; selp.b16 %c, %rh, %c, %q; fma.rn.oob{,.relu}.f16 %d, %a, %b, %c : f16 f16 f16 -> f16
+and.b32 %u, %t, 127; setp.lt.u32 %q, %u, 16; add.u32 %v, %u, 0x7ff0; cvt.u16.u32 %rh, %v; selp.b16 %a, %rh, %a, %q; add.u32 %v, %v, 0xffe0; setp.lt.u32 %r, %u, 48; setp.ge.and.u32 %q, %u, 32, %r; cvt.u16.u32 %rh, %v; selp.b16 %b, %rh, %b, %q; setp.ge.u32 %q, %u, 112; sub.u32 %v, 0xffff, %u; cvt.u16.u32 %rh, %v; selp.b16 %c, %rh, %c, %q; fma.rn.oob{,.relu}.bf16 %d, %a, %b, %c : bf16 bf16 bf16 -> bf16
+"""
+
 INTEGER = """
 {add,sub}.{u16,s16,u32,s32,u64,s64} : T T -> T
 {add,sub}.sat.s32 : T T -> T
@@ -209,6 +234,8 @@ def cases() -> Iterator[Case]:
     """Every elementwise case."""
     for family, text in (
         ("integer", INTEGER),
+        ("video", VIDEO),
+        ("half", OOB),
         ("float", FLOAT),
         ("half", HALF),
         ("approx", APPROX),

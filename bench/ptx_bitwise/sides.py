@@ -156,7 +156,8 @@ class Simulated(Side):
         at = (ctypes.addressof(raw) + 63) // 64 * 64
         words, halves = ctypes.c_uint64 * 5, ctypes.c_uint32 * 5
         if tile.lower:
-            raise NotImplementedError("im2col maps")
+            self._encode_im2col(tile, at, address)
+            return ctypes.string_at(at, 128)
         status = self.driver._maps.encode_tiled(
             at,
             tile.dtype,
@@ -173,6 +174,31 @@ class Simulated(Side):
         )
         self.driver._require("encode_tiled", status)
         return ctypes.string_at(at, 128)
+
+
+    def _encode_im2col(self, tile: Map, at: int, address: int) -> None:
+        table = self.driver._extension_table("cuda.tensor_map", _Im2colTable)
+        rank, words, halves, corners = len(tile.dims), ctypes.c_uint64 * 5, ctypes.c_uint32 * 5, ctypes.c_int32 * 3
+        status = table.encode_im2col(
+            at, tile.dtype, rank, address, words(*tile.dims), words(*tile.strides), corners(*tile.lower), corners(*tile.upper),
+            *tile.box, halves(*(tile.steps or [1] * rank)), tile.interleave, tile.swizzle, 0, int(tile.nan_fill),
+        )  # fmt: skip
+        self.driver._require("encode_im2col", status)
+
+
+class _Im2colTable(ctypes.Structure):
+    """di_cuda_tensor_map up to encode_im2col."""
+
+    _u32, _u64p, _i32p = ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int32)
+    _fields_ = (
+        ("struct_size", _u32),
+        ("encode_tiled", ctypes.c_void_p),
+        ("replace_address", ctypes.c_void_p),
+        ("encode_im2col", ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, _u32, _u32, ctypes.c_uint64, _u64p, _u64p, _i32p, _i32p, _u32, _u32,
+            ctypes.POINTER(_u32), _u32, _u32, _u32, _u32,
+        )),
+    )  # fmt: skip
 
 
 def open_side(name: str, library: str | None = None) -> Side:

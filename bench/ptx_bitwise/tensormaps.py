@@ -28,9 +28,14 @@ FIELDS = {
 }
 
 
+ELEMENT_TYPES = (0x1, 0x6)  # further element types of 16 bits under either numbering, PTX's and cuda.h's
+
+
 def cases() -> Iterator[Case]:
     """One case per field; the copy lies 3 rows and 8 columns inside and leaves the tensor at its end."""
-    for field, (kind, operand, size) in FIELDS.items():
+    fields = [(field, "", *row) for field, row in FIELDS.items()]
+    fields += [("elemtype", f" value {v}", ".b32", f", 0x{v:x}", 384) for v in ELEMENT_TYPES]
+    for field, label, kind, operand, size in fields:
         form = f"tensormap.replace.tile.{field}.shared::cta.b1024{kind}"
         body = f"""{init(1, AREA)} mov.b64 %adr, x1; cvta.param.u64 %adr, %adr; mad.wide.u32 %adr, %me, 4, %adr; ld.b32 %n0, [%adr];
 mad.lo.u32 %n1, %me, 4, %smem; add.u32 %n1, %n1, {AREA - 128}; st.shared.b32 [%n1], %n0; bar.sync 0; add.u32 %n1, %smem, {AREA - 128};
@@ -46,7 +51,7 @@ fence.proxy.tensormap::generic.acquire.gpu [%adr], 128; @%one mbarrier.arrive.ex
             Buffer(np.zeros(128, np.uint8), scratch=True),
         )
         yield Kernel(
-            f"{form} and cp_fenceproxy",
+            f"{form}{label} and cp_fenceproxy",
             form,
             body,
             image=np.full(AREA - 128, POISON, np.uint8),

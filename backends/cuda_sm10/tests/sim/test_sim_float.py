@@ -163,23 +163,26 @@ def test_ftz_and_saturation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "fn"),
+    ("op", "fn", "absolute", "relative"),
     [
-        ("ex2.approx.f32", np.exp2),
-        ("lg2.approx.f32", np.log2),
-        ("rcp.approx.f32", lambda v: 1 / v),
-        ("sqrt.approx.f32", np.sqrt),
-        ("rsqrt.approx.f32", lambda v: 1 / np.sqrt(v)),
-        ("sin.approx.f32", np.sin),
-        ("cos.approx.f32", np.cos),
-        ("tanh.approx.f32", np.tanh),
+        ("ex2.approx.f32", np.exp2, 0, 2**-22),
+        ("lg2.approx.f32", np.log2, 2**-22, 2**-22),
+        ("rcp.approx.f32", lambda v: 1 / v, 0, 2**-23),
+        ("sqrt.approx.f32", np.sqrt, 0, 2**-23),
+        ("rsqrt.approx.f32", lambda v: 1 / np.sqrt(v), 0, 2**-22.9),
+        ("sin.approx.f32", np.sin, 2**-20.5, 0),
+        ("cos.approx.f32", np.cos, 2**-20.5, 0),
+        ("tanh.approx.f32", np.tanh, 0, 2**-11),
     ],
 )
-def test_approximations_are_within_one_ulp(op: str, fn: Callable[[np.ndarray], np.ndarray]) -> None:
-    a = np.abs(np.random.default_rng(16).standard_normal(128)).astype(np.float32) + np.float32(0.01)
+def test_approximations_keep_their_bounds(
+    op: str, fn: Callable[[np.ndarray], np.ndarray], absolute: float, relative: float
+) -> None:
+    """The largest errors that the PTX ISA promises; test_sim_h200.py holds the very bits."""
+    a = np.abs(np.random.default_rng(16).standard_normal(1024)).astype(np.float32) + np.float32(0.01)
     got = execute(f"{op} %d, %a;", {"a": a}, {"d": "f4"})["d"]
     want = fn(a.astype(np.float64))
-    assert np.all(np.abs(got - want) <= np.spacing(np.abs(want).astype(np.float32)))
+    assert np.all(np.abs(got - want) <= absolute + relative * np.abs(want))
 
 
 NARROW = {"f16": F16, "bf16": BF16, "e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2}

@@ -153,6 +153,14 @@ di_status encode_tiled(void* map, uint32_t dtype, uint32_t rank, di_addr base, c
         if (!why.empty()) refuse(why);
     });
 }
+di_status encode_im2col(void* map, uint32_t dtype, uint32_t rank, di_addr base, const uint64_t* dims, const uint64_t* strides, const int32_t* lower,
+                        const int32_t* upper, uint32_t channels, uint32_t pixels, const uint32_t* es, uint32_t interleave, uint32_t swizzle, uint32_t l2, uint32_t oob) {
+    return guard([&](Runtime&) {
+        need(map, "map128"), need(dims, "dims"), need(strides, "strides_bytes"), need(lower, "lower"), need(upper, "upper"), need(es, "element_strides");
+        std::string why = encode_im2col_map(map, dtype, rank, base, dims, strides, lower, upper, channels, pixels, es, interleave, swizzle, l2, oob);
+        if (!why.empty()) refuse(why);
+    });
+}
 di_status replace_address(void* map, di_addr base) {
     return guard([&](Runtime&) {
         need(map, "map128");
@@ -264,7 +272,7 @@ const char* printed() {
 }
 
 const di_cuda_launch launch_table = {sizeof(di_cuda_launch), launch_ex, max_active_clusters};
-const di_cuda_tensor_map map_table = {sizeof(di_cuda_tensor_map), encode_tiled, replace_address};
+const di_cuda_tensor_map map_table = {sizeof(di_cuda_tensor_map), encode_tiled, replace_address, encode_im2col};
 const di_cuda_module module_table = {sizeof(di_cuda_module), module_global, module_kernels, decode_all};
 const di_cuda_peer peer_table = {sizeof(di_cuda_peer), multicast_create, multicast_destroy};
 const di_sim_control control_table = {sizeof(di_sim_control), sim_set, finding_count, finding, sim_clear, statistics, printed};

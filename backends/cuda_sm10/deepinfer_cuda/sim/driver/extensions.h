@@ -40,6 +40,10 @@ typedef struct di_cuda_tensor_map {
                               const uint32_t* box, const uint32_t* element_strides, uint32_t interleave, uint32_t swizzle,
                               uint32_t l2_promotion, uint32_t oob_fill);
     di_status (*replace_address)(void* map128, di_addr base);
+    /* Corners of the pixels' bounding box have rank - 2 values, W first. */
+    di_status (*encode_im2col)(void* map128, uint32_t dtype, uint32_t rank, di_addr base, const uint64_t* dims, const uint64_t* strides_bytes,
+                               const int32_t* lower, const int32_t* upper, uint32_t channels_per_pixel, uint32_t pixels_per_column,
+                               const uint32_t* element_strides, uint32_t interleave, uint32_t swizzle, uint32_t l2_promotion, uint32_t oob_fill);
 } di_cuda_tensor_map;
 
 typedef struct di_cuda_module {

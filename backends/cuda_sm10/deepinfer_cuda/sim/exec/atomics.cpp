@@ -126,6 +126,7 @@ void atomic(X& x, const Inst& in, u32 lanes) {
 void decode_atomic(Dec& d) {
     bool atom = d.st.op == "atom";
     auto a = std::make_shared<Atomic>();
+    if (!atom && d.opt("async")) d.opt("mmio");  // red.async of global memory (sm_100), here at the first legal moment
     std::string sem = d.one_of({"relaxed", "acquire", "release", "acq_rel", "seq_cst"});
     a->acquire = sem == "acquire" || sem == "acq_rel" || sem == "seq_cst";
     a->release = sem == "release" || sem == "acq_rel" || sem == "seq_cst";

@@ -120,7 +120,7 @@ void decode_ret(Dec& d) {
     d.in.fn = ret;
 }
 void decode_trap(Dec& d) { d.in.fn = trap; }
-void decode_nothing(Dec& d) { d.in.fn = nothing; }
+void decode_nothing(Dec& d) { d.opt("mask"), d.in.fn = nothing; }
 void decode_nanosleep(Dec& d) {
     d.need_type();
     d.src(0, Ty::b32);

@@ -1,7 +1,14 @@
 // The table from mnemonics to families. Arithmetic mnemonics are split by the type they end in.
 #include "exec/families.h"
 
+#include <algorithm>
+
 namespace ptxsim {
+
+void decode_stack(Dec& d);
+void decode_video(Dec& d);
+void decode_wmma(Dec& d);
+
 namespace {
 
 enum class Kind { integer, floating, half };
@@ -25,10 +32,11 @@ void by_type(Dec& d) {
     }
 }
 
-// st.async and red.async share nothing with their synchronous namesakes but the name.
+// st.async and red.async with an mbarrier share nothing with their synchronous namesakes but the name.
 template <DecodeFn Plain>
 void async_or(Dec& d) {
-    if (!d.st.mods.empty() && d.st.mods[0] == "async" && !(d.st.mods.size() > 1 && d.st.mods[1] == "bulk")) return decode_store_async(d);
+    bool global = std::find(d.st.mods.begin(), d.st.mods.end(), "global") != d.st.mods.end();
+    if (!d.st.mods.empty() && d.st.mods[0] == "async" && !global) return decode_store_async(d);
     return Plain(d);
 }
 
@@ -48,6 +56,11 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"rem", decode_rem}, {"sad", decode_sad}, {"addc", decode_addc}, {"subc", decode_subc}, {"madc", decode_madc},
         {"mul24", decode_mul24}, {"mad24", decode_mul24}, {"dp4a", decode_dp}, {"dp2a", decode_dp}, {"rcp", decode_approx}, {"sqrt", decode_approx}, {"rsqrt", decode_approx},
         {"sin", decode_approx}, {"cos", decode_approx}, {"lg2", decode_approx}, {"testp", decode_testp}, {"copysign", decode_copysign},
+        {"vadd", decode_video}, {"vsub", decode_video}, {"vabsdiff", decode_video}, {"vmin", decode_video}, {"vmax", decode_video},
+        {"vshl", decode_video}, {"vshr", decode_video}, {"vmad", decode_video}, {"vset", decode_video}, {"vadd2", decode_video},
+        {"vsub2", decode_video}, {"vavrg2", decode_video}, {"vabsdiff2", decode_video}, {"vmin2", decode_video}, {"vmax2", decode_video},
+        {"vset2", decode_video}, {"vadd4", decode_video}, {"vsub4", decode_video}, {"vavrg4", decode_video}, {"vabsdiff4", decode_video},
+        {"vmin4", decode_video}, {"vmax4", decode_video}, {"vset4", decode_video},
         // bits
         {"and", decode_and}, {"or", decode_or}, {"xor", decode_xor}, {"not", decode_not}, {"cnot", decode_unary_bits},
         {"popc", decode_unary_bits}, {"clz", decode_unary_bits}, {"brev", decode_unary_bits}, {"shl", decode_shl}, {"shr", decode_shr},
@@ -56,7 +69,7 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         // data movement
         {"mov", decode_mov}, {"cvt", decode_cvt}, {"cvta", decode_cvta}, {"isspacep", decode_isspacep}, {"mapa", decode_mapa},
         {"getctarank", decode_getctarank}, {"ld", decode_ld}, {"ldu", decode_ld}, {"st", async_or<decode_st>}, {"prefetch", decode_prefetch},
-        {"prefetchu", decode_prefetch}, {"createpolicy", decode_createpolicy}, {"applypriority", decode_hint}, {"discard", decode_hint},
+        {"prefetchu", decode_prefetch}, {"createpolicy", decode_createpolicy}, {"alloca", decode_stack}, {"stacksave", decode_stack}, {"stackrestore", decode_stack}, {"applypriority", decode_hint}, {"discard", decode_hint},
         {"atom", decode_atomic}, {"red", async_or<decode_atomic>}, {"cp", decode_cp},
         {"tensormap", decode_tensormap},
         // comparison and control
@@ -68,7 +81,7 @@ const std::unordered_map<std::string, DecodeFn>& families() {
         {"activemask", decode_activemask}, {"bar", decode_bar}, {"barrier", decode_barrier}, {"fence", decode_fence},
         {"membar", decode_membar}, {"mbarrier", decode_mbarrier},
         // matrices
-        {"ldmatrix", decode_ldmatrix}, {"stmatrix", decode_stmatrix}, {"movmatrix", decode_movmatrix}, {"mma", decode_mma}, {"wgmma", decode_wgmma},
+        {"ldmatrix", decode_ldmatrix}, {"stmatrix", decode_stmatrix}, {"movmatrix", decode_movmatrix}, {"mma", decode_mma}, {"wmma", decode_wmma}, {"wgmma", decode_wgmma},
         {"tcgen05", decode_tcgen05}, {"clusterlaunchcontrol", decode_clc}, {"griddepcontrol", decode_griddep}, {"setmaxnreg", decode_setmaxnreg},
         {"multimem", decode_multimem},
     };

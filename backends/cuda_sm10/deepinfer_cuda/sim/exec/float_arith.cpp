@@ -1,6 +1,6 @@
 // f32 and f64 arithmetic with PTX rounding, .ftz and .sat; approximations.
 //
-// Approximate functions are the correctly rounded double result; hardware differs by 1-2 ulp (PTX ISA gives only bounds).
+// Approximate functions are those of an H200's special function unit (exec/special.h).
 // NaN results are canonical (0x7fffffff) for f32; f64 hands on the last NaN operand (of fma: b, else c), quieted; observed on an H200.
 #include <cfenv>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "exec/families.h"
 #include "exec/float_ops.h"
 #include "exec/ops.h"
+#include "exec/special.h"
 #include "isa/formats.h"
 
 namespace ptxsim {
@@ -17,7 +18,7 @@ enum class Fn : u8 { add, sub, mul, fma, div, rcp, sqrt, rsqrt, sin, cos, lg2, e
 
 struct FloatMode : Extra {
     Fn fn;
-    bool ftz = false, sat = false, relu = false, approx = false;
+    bool ftz = false, sat = false, relu = false, approx = false, full = false;
     int rounding = FE_TONEAREST;
     Ty narrow = Ty::none;  // type of the narrow operands of mixed-precision forms
 };
@@ -73,19 +74,31 @@ T nan_of(T r, std::initializer_list<T> operands) {
 template <class T>
 T upper_word(const FloatMode& m, T v) {
     if constexpr (sizeof(T) == 8) {
-        u64 high = to_bits(v) >> 32 << 32;
-        double x = flush(from_bits<double>(high)), r = m.fn == Fn::rcp ? 1 / x : 1 / std::sqrt(x);
-        return std::isnan(r) ? from_bits<double>(0x7fffffff00000000) : flush(from_bits<double>(to_bits(r) >> 32 << 32));
+        u32 high = u32(to_bits(v) >> 32);
+        return from_bits<double>(u64(m.fn == Fn::rcp ? mufu_rcp64h(high) : mufu_rsq64h(high)) << 32);
     }
     return v;
 }
 
+// .approx and .full of f32, and rsqrt.approx.f64.
+float approximate(const FloatMode& m, float a, float b) {
+    switch (m.fn) {
+        case Fn::rcp: return approx_rcp(a, m.ftz);
+        case Fn::rsqrt: return approx_rsqrt(a, m.ftz);
+        case Fn::sqrt: return approx_sqrt(a, m.ftz);
+        case Fn::ex2: return approx_ex2(a, m.ftz);
+        case Fn::lg2: return approx_lg2(a, m.ftz);
+        case Fn::sin: return approx_sin(a);
+        case Fn::cos: return approx_cos(a);
+        case Fn::tanh: return mufu_tanh(a);
+        default: return approx_div(a, b, m.ftz, m.full);
+    }
+}
+double approximate(const FloatMode&, double a, double) { return approx_rsqrt64(a); }
+
 // Division with .ftz flushes what is tiny before it is rounded (observed on an H200 for .rm and .rp).
 template <class T>
 T quotient(const FloatMode& m, T r, T a, T b) {
-    if (m.fn == Fn::div && m.approx && std::fabs(b) > 0x1p126 && std::isfinite(b)) {  // the reciprocal is flushed
-        return std::isfinite(a) ? std::copysign(T(0), std::signbit(a) != std::signbit(b) ? T(-1) : T(1)) : from_bits<T>(0x7fffffff);
-    }
     if (sizeof(T) == 4 && m.fn == Fn::div && m.ftz && std::fabs(double(a) / double(b)) < 0x1p-126) return std::copysign(T(0), r);
     return r;
 }
@@ -131,6 +144,7 @@ void float_op(X& x, const Inst& in, u32 lanes) {
     each(lanes, [&](int l) {
         T va = from_bits<T>(a[l]), vb = from_bits<T>(b[l]), vc = from_bits<T>(c[l]);
         if (m.ftz) va = flush(va), vb = flush(vb), vc = flush(vc);
+        if (m.approx) return settle(l, finish<T>(approximate(m, va, vb), m));
         settle(l, quotient<T>(m, finish<T>(compute<T>(m.fn, va, vb, vc), m), va, vb));
     });
 }
@@ -172,7 +186,8 @@ void decode_float(Dec& d, Fn fn, int operands, bool default_round = true) {
     auto m = std::make_shared<FloatMode>();
     m->fn = fn;
     m->ftz = d.opt("ftz");
-    bool approx = m->approx = d.opt("approx"), full = d.opt("full");
+    bool approx = d.opt("approx"), full = m->full = d.opt("full");
+    m->approx = approx || full;
     std::string r = d.one_of({"rn", "rz", "rm", "rp"});
     if (!default_round && !approx && !full && r.empty()) d.fail("needs .approx, .full or a rounding");
     m->rounding = r == "rz" ? FE_TOWARDZERO : r == "rm" ? FE_DOWNWARD : r == "rp" ? FE_UPWARD : FE_TONEAREST;
@@ -193,7 +208,7 @@ void decode_float(Dec& d, Fn fn, int operands, bool default_round = true) {
 }
 
 struct MinMax : Extra {
-    bool max, nan, ftz, xorsign;
+    bool max, nan, ftz, xorsign, abs = false;
 };
 
 template <class T>
@@ -205,8 +220,12 @@ void min_max(X& x, const Inst& in, u32 lanes) {
     each(lanes, [&](int l) {
         T va = from_bits<T>(a[l]), vb = from_bits<T>(b[l]);
         if (m.ftz) va = flush(va), vb = flush(vb);
+        if (m.abs) va = std::fabs(va), vb = std::fabs(vb);
         T r = float_min_max<T>(va, vb, m.max, m.nan, m.xorsign);
-        if (c) r = float_min_max<T>(r, m.ftz ? flush(from_bits<T>(c[l])) : from_bits<T>(c[l]), m.max, m.nan, m.xorsign);
+        if (c) {
+            T vc = m.ftz ? flush(from_bits<T>(c[l])) : from_bits<T>(c[l]);
+            r = float_min_max<T>(r, m.abs ? std::fabs(vc) : vc, m.max, m.nan, m.xorsign);
+        }
         if (std::isnan(r)) r = nan_of<T>(r, {va, vb});
         d[l] = std::isnan(r) && sizeof(T) == 4 ? 0x7fffffff : to_bits(r);
     });
@@ -215,11 +234,14 @@ void min_max(X& x, const Inst& in, u32 lanes) {
 void parse_min_max(Dec& d, bool max) {
     auto m = std::make_shared<MinMax>();
     m->max = max, m->ftz = d.opt("ftz"), m->nan = d.opt("NaN"), m->xorsign = d.opt("xorsign");
-    if (m->xorsign && !d.opt("abs")) d.fail(".xorsign needs .abs");
+    bool abs = d.opt("abs");
+    if (m->xorsign && !abs) d.fail(".xorsign needs .abs");
+    m->abs = abs && !m->xorsign;
     Ty t = d.need_type();
     d.in.fn = t == Ty::f32 ? &min_max<float> : t == Ty::f64 ? &min_max<double> : nullptr;
     d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1, t), d.in.s[2] = d.src(2, t);
     if (d.n() > 3) d.in.s[3] = d.src(3, t);
+    if (m->abs && d.n() < 4) d.fail(".abs without .xorsign needs three operands");
     d.in.extra = m;
 }
 

@@ -2,6 +2,7 @@
 #include "exec/families.h"
 #include "exec/float_ops.h"
 #include "exec/ops.h"
+#include "exec/special.h"
 #include "isa/formats.h"
 
 namespace ptxsim {
@@ -11,7 +12,7 @@ enum class Fn : u8 { add, sub, mul, fma, min, max, abs, neg, ex2, tanh };
 
 struct HalfMode : Extra {
     Fn fn;
-    bool bf = false, packed = false, ftz = false, sat = false, relu = false, nan = false, xorsign = false;
+    bool bf = false, packed = false, ftz = false, sat = false, relu = false, nan = false, xorsign = false, oob = false;
     int operands = 2;
 };
 
@@ -24,6 +25,7 @@ u32 half_value(const HalfMode& m, u32 a, u32 b, u32 c) {
         if (m.ftz && (a & f.infinity()) == 0) a &= 0x8000;
         return m.fn == Fn::abs ? a & 0x7fff : a ^ 0x8000;
     }
+    if (m.oob && (a == 0x7ff7 || b == 0x7ff7)) return 0;  // the fill value of tensor maps (observed on an H200)
     auto get = [&](u32 v) {
         double w = widen(v, m.bf);
         bool sub = (v & 0x7fff) != 0 && (v & f.infinity()) == 0;
@@ -37,8 +39,8 @@ u32 half_value(const HalfMode& m, u32 a, u32 b, u32 c) {
         case Fn::fma: r = add_round_odd(p * q, s); break;
         case Fn::min: r = float_min_max(p, q, false, m.nan, m.xorsign); break;
         case Fn::max: r = float_min_max(p, q, true, m.nan, m.xorsign); break;
-        case Fn::ex2: r = std::exp2(p); break;
-        case Fn::tanh: r = std::tanh(p); break;
+        case Fn::ex2: r = mufu_ex2(float(p)); break;
+        case Fn::tanh: r = mufu_tanh(float(p)); break;
         default: break;
     }
     if (m.fn == Fn::min || m.fn == Fn::max) {
@@ -47,7 +49,8 @@ u32 half_value(const HalfMode& m, u32 a, u32 b, u32 c) {
     if (std::isnan(r)) return m.sat ? 0 : 0x7fff;
     if (m.sat) r = r > 1 ? 1.0 : r > 0 ? r : 0.0;  // -0 becomes +0
     if (m.relu && !(r > 0)) r = 0;
-    u32 v = encode_float(r, f, Round::rn);
+    bool unit = m.fn == Fn::ex2 || m.fn == Fn::tanh;  // the special function unit cuts, others round
+    u32 v = unit && r >= std::ldexp(1.0, f.bias + 1) ? f.infinity() : encode_float(r, f, unit ? Round::rz : Round::rn);
     if (m.ftz && (v & f.infinity()) == 0) v &= 0x8000;
     return v;
 }
@@ -76,6 +79,7 @@ void decode_half(Dec& d) {
     d.opt("rn"), d.opt("approx");
     m->ftz = d.opt("ftz"), m->sat = d.opt("sat"), m->relu = d.opt("relu"), m->nan = d.opt("NaN"), m->xorsign = d.opt("xorsign");
     if (m->xorsign) d.opt("abs");
+    if (m->fn == Fn::fma) m->oob = d.opt("oob");
     Ty t = d.need_type();
     m->bf = t == Ty::bf16 || t == Ty::bf16x2;
     m->packed = t == Ty::f16x2 || t == Ty::bf16x2;

@@ -10,8 +10,8 @@ namespace {
 
 struct Shape : Extra {
     u32 count = 1, row_bytes = 16, rows = 8;
-    bool trans = false;
-    enum class Kind : u8 { b16, b8_trans16, b4_unpack, b6_unpack } kind = Kind::b16;
+    bool trans = false, tall = false;  // tall: m16n16 of bytes, always transposed
+    enum class Kind : u8 { b16, b8, b4_unpack, b6_unpack } kind = Kind::b16;
 };
 
 u64 row_address(X& x, const Inst& in, u32 i) { return x.src(in.s[1])[i] + u64(in.k[0]); }
@@ -35,7 +35,7 @@ void ldmatrix(X& x, const Inst& in, u32) {
             else std::memcpy(tile[r], p.p, 16);
         }
         for (u32 t = 0; t < 32; ++t) {
-            if (s.kind == Shape::Kind::b8_trans16) {  // m16n16 of bytes, transposed: two registers per matrix
+            if (s.tall) {  // two registers per matrix
                 for (u32 h = 0; h < 2; ++h) {
                     u32 v = 0;
                     for (u32 e = 0; e < 4; ++e) v |= u32(tile[4 * (t % 4) + e][t / 4 + 8 * h]) << (8 * e);
@@ -65,8 +65,8 @@ void stmatrix(X& x, const Inst& in, u32) {
             int lane = int((m * s.rows + r) % 32);
             Place p = resolve(x, in, lane, Space::shared, row_address(x, in, u32(lane)), s.row_bytes, true, 16);
             u8 row[16];
-            if (s.kind == Shape::Kind::b8_trans16) {  // m16n8 of bytes, transposed
-                for (u32 c = 0; c < s.row_bytes; ++c) row[c] = u8(v[c * 4 + r / 4] >> (8 * (r % 4)));
+            if (s.kind == Shape::Kind::b8) {  // m16n8 of bytes, stored as 8 rows of 16 (CuTe SM100_U8x4_STSM_T)
+                for (u32 c = 0; c < 16; ++c) row[c] = u8(v[c % 8 * 4 + r / 2] >> (8 * (r % 2 + 2 * (c / 8))));
             } else {
                 for (u32 c = 0; c < 8; ++c) {
                     u32 t = s.trans ? c * 4 + r / 2 : r * 4 + c / 2, e = s.trans ? r & 1 : c & 1;
@@ -109,19 +109,16 @@ std::shared_ptr<Shape> shape(Dec& d) {
     if (unpack) {
         s->kind = p64 ? Shape::Kind::b4_unpack : Shape::Kind::b6_unpack;
         if (!p64 && !p32) d.fail("needs a packed source format");
-        if (dims == "m16n16") d.fail("the transposed unpacking form is not modelled");
     } else {
         Ty t = d.need_type();
-        if (t == Ty::b8) s->kind = Shape::Kind::b8_trans16;
+        if (t == Ty::b8) s->kind = Shape::Kind::b8;
         else if (t != Ty::b16) d.fail("element type is not modelled");
     }
-    if (s->kind == Shape::Kind::b8_trans16) {
-        s->rows = 16;
-        if (!s->trans) d.fail("8-bit matrices need .trans");
-        if (dims == "m16n8") s->row_bytes = 8;
-    } else if (dims != "m8n8" && !unpack) {
-        d.fail("shape and type do not match");
-    }
+    s->tall = dims == "m16n16";
+    if (s->tall) s->rows = 16;
+    bool fits = s->kind == Shape::Kind::b16 ? dims == "m8n8" : s->kind == Shape::Kind::b8 ? dims == "m16n16" || dims == "m16n8" : dims == "m8n16" || dims == "m16n16";
+    if (!fits) d.fail("shape and type do not match");
+    if ((s->tall || s->kind == Shape::Kind::b8) != s->trans && s->kind != Shape::Kind::b16) d.fail("16 rows of bytes need .trans, 8 rows have none");
     d.in.aligned = true;
     return s;
 }
@@ -130,18 +127,18 @@ std::shared_ptr<Shape> shape(Dec& d) {
 void decode_ldmatrix(Dec& d) {
     auto s = shape(d);
     d.in.v = d.dsts(d.arg(0));
-    size_t need = s->kind == Shape::Kind::b8_trans16 ? 2 * s->count : s->count;
+    if (s->kind == Shape::Kind::b8 && !s->tall) d.fail("bytes are loaded as m16n16");
+    size_t need = s->tall ? 2 * s->count : s->count;
     if (d.in.v.size() != need) d.fail("needs " + std::to_string(need) + " destination registers");
     d.in.s[1] = d.base(d.arg(1), d.in.k[0]);
     d.in.extra = s, d.in.fn = ldmatrix;
 }
 void decode_stmatrix(Dec& d) {
     auto s = shape(d);
-    if (s->kind == Shape::Kind::b8_trans16) s->row_bytes = 8, s->rows = 16;
+    if (s->tall || (s->kind != Shape::Kind::b16 && s->kind != Shape::Kind::b8)) d.fail("stores m8n8 of .b16 or m16n8 of .b8");
     d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
     d.in.v = d.srcs(d.arg(1), Ty::b32);
     if (d.in.v.size() != s->count) d.fail("needs " + std::to_string(s->count) + " source registers");
-    if (s->kind == Shape::Kind::b8_trans16) d.fail("the 8-bit form of stmatrix is not modelled");
     d.in.extra = s, d.in.fn = stmatrix;
 }
 void decode_movmatrix(Dec& d) {

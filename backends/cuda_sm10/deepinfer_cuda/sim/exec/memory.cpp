@@ -1,5 +1,6 @@
 // ld, st, ldu, prefetch, and vectors up to 256 bit.
 #include "core/access.h"
+#include "core/windows.h"
 #include "exec/families.h"
 #include "exec/ops.h"
 
@@ -78,9 +79,41 @@ void store(X& x, const Inst& in, u32 lanes) {
     });
 }
 
+// st.bulk: zeros in shared memory.
+void store_bulk(X& x, const Inst& in, u32 lanes) {
+    each(lanes, [&](int l) {
+        u64 to = x.src(in.s[1])[l] + u64(in.k[0]), n = x.src(in.s[2])[l];
+        if (to % 8 || n % 8) x.fault(in, l, "st.bulk needs an address and a size that are multiples of 8");
+        for (u64 o = 0; o < n; o += 8) {
+            Place at = resolve(x, in, l, in.space, to + o, 8, true);
+            if (at.space != Space::shared) x.fault(in, l, "st.bulk fills shared memory only");
+            touch(x, in, l, at, 8, Use::write);
+            std::memset(at.p, 0, 8);
+        }
+    });
+    ++x.m.progress;
+}
+
 void prefetch(X& x, const Inst& in, u32 lanes) {
     (void)x, (void)in, (void)lanes;  // a hint: no state changes, and an invalid address is no fault
 }
+
+// alloca, stacksave, stackrestore: a per-lane stack at the end of local memory; a register holds its top.
+constexpr u32 kStackBytes = 16384;
+
+void stack_allocate(X& x, const Inst& in, u32 lanes) {
+    const u64* n = x.src(in.s[1]);
+    u64 *d = x.dst(in.s[0]), *top = x.dst(in.s[2]);
+    u64 align = u64(in.k[1]);
+    each(lanes, [&](int l) {
+        u64 at = (top[l] + align - 1) / align * align;
+        if (n[l] > kStackBytes || at + n[l] > kStackBytes) x.fault(in, l, "alloca of " + std::to_string(n[l]) + " bytes: a lane's stack has " + std::to_string(kStackBytes));
+        top[l] = at + n[l];
+        d[l] = kLocalWindow + u64(in.k[0]) + at;
+    });
+}
+void stack_save(X& x, const Inst& in, u32 lanes) { each(lanes, [&](int l) { x.dst(in.s[0])[l] = x.src(in.s[2])[l]; }); }
+void stack_restore(X& x, const Inst& in, u32 lanes) { each(lanes, [&](int l) { x.dst(in.s[2])[l] = x.src(in.s[1])[l]; }); }
 
 Space space_of(Dec& d) {
     std::string s = d.one_of({"global", "shared", "shared::cta", "shared::cluster", "local", "const", "param", "param::entry", "param::func"});
@@ -101,9 +134,9 @@ void cache_hints(Dec& d) {
 }
 
 i64 ordering(Dec& d) {
-    i64 k = kWeak;
+    i64 k = d.opt("mmio") ? kRelaxed : kWeak;
     if (d.opt("volatile")) k = kVolatile;
-    else if (d.opt("mmio") | d.opt("relaxed")) k = kRelaxed;
+    else if (d.opt("relaxed")) k = kRelaxed;
     else if (d.opt("acquire")) k = kAcquire;
     else if (d.opt("release")) k = kRelease;
     else d.opt("weak");
@@ -133,7 +166,18 @@ void decode_ld(Dec& d) {
     if (d.n() > 2) d.src(2);  // cache policy
     d.in.fn = load;
 }
+void decode_st_bulk(Dec& d) {
+    d.need({"bulk"});
+    d.opt("weak");
+    d.in.space = space_of(d);
+    d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
+    d.in.s[2] = d.src(1);
+    if (d.n() > 2 && d.imm(2) != 0) d.fail("fills with zeros only");
+    d.in.fn = store_bulk;
+}
 void decode_st(Dec& d) {
+    if (d.st.mods.size() && d.st.mods[0] == "bulk") return decode_st_bulk(d);
+    d.opt("async");  // of global memory (sm_100): a release store, here at the first legal moment
     d.in.k[2] = ordering(d);
     d.in.space = effective(space_of(d), d.arg(0));
     cache_hints(d);
@@ -145,6 +189,24 @@ void decode_st(Dec& d) {
     if ((int)d.in.v.size() != v) d.fail("source does not match the vector length");
     if (d.n() > 2) d.src(2);
     d.in.fn = store;
+}
+void decode_stack(Dec& d) {
+    auto& notes = d.p.strings;
+    if (!notes.count("#stack")) {
+        d.p.local_bytes = (d.p.local_bytes + 15) / 16 * 16;
+        notes["#stack"] = u64(d.temp(64)), notes["#stack_base"] = d.p.local_bytes;
+        d.p.local_bytes += kStackBytes;
+    }
+    d.in.s[2] = i32(notes["#stack"]), d.in.k[0] = i64(notes["#stack_base"]);
+    d.need_type();
+    if (d.st.op == "stacksave") d.in.s[0] = d.dst(0), d.in.fn = stack_save;
+    else if (d.st.op == "stackrestore") d.in.s[1] = d.src(0), d.in.fn = stack_restore;
+    else {
+        d.in.s[0] = d.dst(0), d.in.s[1] = d.src(1);
+        d.in.k[1] = d.n() > 2 ? d.imm(2) : 8;
+        if (d.in.k[1] < 1 || (d.in.k[1] & (d.in.k[1] - 1))) d.fail("alignment must be a power of two");
+        d.in.fn = stack_allocate;
+    }
 }
 void decode_prefetch(Dec& d) {
     space_of(d);
@@ -173,6 +235,7 @@ void decode_createpolicy(Dec& d) {
 void decode_hint(Dec& d) {  // applypriority, discard
     space_of(d);
     cache_hints(d);
+    d.opt("L2");
     d.in.s[1] = d.base(d.arg(0), d.in.k[0]);
     d.in.fn = prefetch;
 }

@@ -7,6 +7,7 @@
 #include "exec/ops.h"
 #include "isa/formats.h"
 #include "tensor/matmul.h"
+#include "tensor/sparse.h"
 
 namespace ptxsim {
 namespace {
@@ -15,6 +16,9 @@ struct Mma : Extra {
     u32 m, n, k;
     Ty a, b, c, d;
     bool sat = false;
+    bool sparse = false;   // k counts the columns of B; A holds half of them
+    i32 meta = kNoSlot;
+    u32 selector = 0;
     enum class Bits : u8 { none, and_popc, xor_popc } bits = Bits::none;
     std::vector<i32> ra, rb, rc, rd;
 };
@@ -39,6 +43,27 @@ u64 fragment_b(X& x, const Mma& o, u32 col, u32 k, int bits) {
     return x.src(o.rb[reg])[lane] >> (bits * (k % e)) & ((1ull << bits) - 1);
 }
 
+// Four metadata bits of group `g` of a row (PTX ISA, "Sparse matrix storage" figures; CuTe ELayout_64x16/32/64 of sm_90). Of 16 and 32-bit
+// types one lane holds 16 bits of row r and of row r + 8, of narrower ones 32 bits of one row. The selector names the lane,
+// or the pair of lanes, of each four that contributes.
+u32 metadata(X& x, const Mma& o, u32 row, u32 g) {
+    const u64* e = x.src(o.meta);
+    u32 quad = row % 8 * 4;
+    if (type_bits(o.a) >= 16) {
+        u32 groups = o.k / u32(sparse_group(type_bits(o.a))), lanes = groups / 4;
+        u32 lane = quad + (lanes == 1 ? o.selector : 2 * o.selector + g / 4);
+        return u32(e[lane] >> (16 * (row / 8) + 4 * (g % 4))) & 15;
+    }
+    return u32(e[quad + 2 * o.selector + row / 8 + 2 * (g / 8)] >> (4 * (g % 8))) & 15;
+}
+
+u32 column_of(X& x, const Mma& o, u32 row, u32 i) {
+    if (!o.sparse) return i;
+    return sparse_column(sparse_group(type_bits(o.a)), i, [&](u32 g) { return metadata(x, o, row, g); });
+}
+
+u32 depth(const Mma& o) { return o.sparse ? o.k / 2 : o.k; }
+
 // C/D element (row, col): register, lane, half for packed f16.
 struct Spot {
     u32 reg, lane, half;
@@ -59,8 +84,8 @@ void mma_int(X& x, const Mma& o, int bits) {
         for (u32 c = 0; c < o.n; ++c) {
             Spot s = spot(o, r, c, false);
             i64 sum = i32(x.src(o.rc[s.reg])[s.lane]);
-            for (u32 k = 0; k < o.k; ++k) {
-                u64 a = fragment_a(x, o, r, k, bits), b = fragment_b(x, o, c, k, bits);
+            for (u32 k = 0; k < depth(o); ++k) {
+                u64 a = fragment_a(x, o, r, k, bits), b = fragment_b(x, o, c, column_of(x, o, r, k), bits);
                 if (o.bits == Mma::Bits::and_popc) sum += i64(a & b);
                 else if (o.bits == Mma::Bits::xor_popc) sum += i64(a ^ b);
                 else sum += i64(int_element(o.a, a)) * int_element(o.b, b);
@@ -107,20 +132,37 @@ void mma_fp8(const Mma& o, const std::vector<double>& a, const std::vector<doubl
     for (u32 i = 0; i < o.m * o.n; ++i) out[i] = half ? f16_to_f32(encode_float(out[i] + sum[i], kF16, Round::rn)) : double(float(out[i]) + float(sum[i]));
 }
 
+// Each row meets its own columns of B: rows are multiplied one by one.
+void mma_sparse(X& x, const Mma& o, const std::vector<double>& a, const std::vector<double>& b, double* out, bool half) {
+    Mma one = o;
+    one.m = 1, one.k = depth(o);
+    std::vector<double> row(one.k), picked(o.n * one.k);
+    for (u32 r = 0; r < o.m; ++r) {
+        for (u32 i = 0; i < one.k; ++i) {
+            u32 k = column_of(x, o, r, i);
+            row[i] = a[r * one.k + i];
+            for (u32 c = 0; c < o.n; ++c) picked[c * one.k + i] = b[c * o.k + k];
+        }
+        if (type_bits(o.a) == 8) mma_fp8(one, row, picked, out + r * 8, half);
+        else matmul_block(row.data(), picked.data(), out + r * 8, 1, o.n, one.k, block_rule(o.a, o.b, half, false));
+    }
+}
+
 void mma_float(X& x, const Mma& o, int abits, int bbits) {
     double out[16 * 8];
     bool f64 = o.d == Ty::f64, half = o.d == Ty::f16;
     if (f64) {
         mma_f64(x, o, out);
     } else {
-        std::vector<double> a(o.m * o.k), b(o.n * o.k);
+        std::vector<double> a(o.m * depth(o)), b(o.n * o.k);
         for (u32 r = 0; r < o.m; ++r)
-            for (u32 k = 0; k < o.k; ++k) a[r * o.k + k] = element_value(o.a, u32(fragment_a(x, o, r, k, abits)));
+            for (u32 k = 0; k < depth(o); ++k) a[r * depth(o) + k] = element_value(o.a, u32(fragment_a(x, o, r, k, abits)));
         for (u32 c = 0; c < o.n; ++c)
             for (u32 k = 0; k < o.k; ++k) b[c * o.k + k] = element_value(o.b, u32(fragment_b(x, o, c, k, bbits)));
         for (u32 r = 0; r < o.m; ++r)
             for (u32 c = 0; c < o.n; ++c) out[r * 8 + c] = load_c(x, o, r, c);
-        if (type_bits(o.a) == 8) mma_fp8(o, a, b, out, half);
+        if (o.sparse) mma_sparse(x, o, a, b, out, half);
+        else if (type_bits(o.a) == 8) mma_fp8(o, a, b, out, half);
         else matmul_block(a.data(), b.data(), out, o.m, o.n, o.k, block_rule(o.a, o.b, half, false));
     }
     for (u32 r = 0; r < o.m; ++r)
@@ -145,7 +187,7 @@ void mma(X& x, const Inst& in, u32) {
 
 void decode_mma(Dec& d) {
     auto o = std::make_shared<Mma>();
-    if (d.opt("sp") || d.opt("sp::ordered_metadata")) d.fail("sparse products are not modelled");
+    o->sparse = d.opt("sp") || d.opt("sp::ordered_metadata");
     d.need({"sync"}), d.need({"aligned"});
     std::string shape = d.prefix("m");
     if (std::sscanf(shape.c_str(), "%un%uk%u", &o->m, &o->n, &o->k) != 3) d.fail("has no shape");
@@ -159,7 +201,12 @@ void decode_mma(Dec& d) {
     o->sat = d.opt("satfinite");
     o->d = d.need_type(), o->a = d.need_type(), o->b = d.need_type(), o->c = d.need_type();
     o->rd = d.dsts(d.arg(0)), o->ra = d.srcs(d.arg(1), Ty::b32), o->rb = d.srcs(d.arg(2), Ty::b32), o->rc = d.srcs(d.arg(3), o->c == Ty::f64 ? Ty::f64 : Ty::b32);
-    size_t wa = size_t(o->m) * o->k * storage_bits(o->a) / 32 / (o->a == Ty::f64 ? 64 : 32), wb = size_t(o->n) * o->k * storage_bits(o->b) / 32 / (o->b == Ty::f64 ? 64 : 32);
+    if (o->sparse) {
+        o->meta = d.src(4, Ty::b32), o->selector = u32(d.imm(5));
+        u32 lanes = o->k / u32(sparse_group(type_bits(o->a))) * 64 / 32 / 8;  // 4 bits per group and row, two rows
+        if (o->m != 16 || o->selector >= 4 / std::max(lanes, 1u)) d.fail("sparsity selector " + std::to_string(o->selector) + " does not exist for this shape");
+    }
+    size_t wa = size_t(o->m) * depth(*o) * storage_bits(o->a) / 32 / (o->a == Ty::f64 ? 64 : 32), wb = size_t(o->n) * o->k * storage_bits(o->b) / 32 / (o->b == Ty::f64 ? 64 : 32);
     size_t wc = size_t(o->m) * o->n / 32 / (o->c == Ty::f16 ? 2 : 1), wd = size_t(o->m) * o->n / 32 / (o->d == Ty::f16 ? 2 : 1);
     if (o->ra.size() != wa || o->rb.size() != wb || o->rc.size() != wc || o->rd.size() != wd) d.fail("operand lengths do not match the shape");
     d.in.aligned = true;

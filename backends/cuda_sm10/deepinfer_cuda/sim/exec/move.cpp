@@ -22,6 +22,14 @@ void mov128(X& x, const Inst& in, u32 lanes) {
     });
 }
 
+void mov_vector(X& x, const Inst& in, u32 lanes) {
+    each(lanes, [&](int l) {
+        u64 v[4];
+        for (size_t i = 0; i < in.v.size(); ++i) v[i] = x.src(in.v2[i])[l];
+        for (size_t i = 0; i < in.v.size(); ++i) x.dst(in.v[i])[l] = v[i];
+    });
+}
+
 // k[0] bits of one element; d is one register, v the parts.
 void mov_join(X& x, const Inst& in, u32 lanes) {
     u64* d = x.dst(in.s[0]);
@@ -140,7 +148,10 @@ const std::map<std::string, int>& specials() {
             {"%clock", kClock}, {"%clock_hi", kZero}, {"%clock64", kClock}, {"%globaltimer", kTimer}, {"%globaltimer_lo", kTimer}, {"%globaltimer_hi", kZero},
             {"%smid", kSmid}, {"%nsmid", kNsmid}, {"%gridid", kGridid}, {"%dynamic_smem_size", kDynSmem}, {"%total_smem_size", kTotalSmem},
             {"%aggr_smem_size", kAggrSmem}, {"%is_explicit_cluster", kExplicit}, {"%reserved_smem_offset_begin", kReservedBegin},
-            {"%reserved_smem_offset_end", kReservedEnd}, {"%reserved_smem_offset_cap", kReservedCap}};
+            {"%reserved_smem_offset_end", kReservedEnd}, {"%reserved_smem_offset_cap", kReservedCap}, {"%reserved_smem_offset_0", kZero},
+            {"%reserved_smem_offset_1", kZero}, {"%current_graph_exec", kZero}, {"%tid.w", kZero}, {"%ntid.w", kZero}, {"%ctaid.w", kZero}, {"%nctaid.w", kZero}};
+        for (int i = 0; i < 32; ++i) m["%envreg" + std::to_string(i)] = kZero;
+        for (int i = 0; i < 8; ++i) m["%pm" + std::to_string(i)] = kZero;
         const std::pair<const char*, int> triples[] = {{"%tid", kTidX}, {"%ntid", kNtidX}, {"%ctaid", kCtaidX}, {"%nctaid", kNctaidX}, {"%clusterid", kClusterIdX},
             {"%nclusterid", kNclusterX}, {"%cluster_ctaid", kClusterCtaX}, {"%cluster_nctaid", kClusterNctaX}};
         for (auto& t3 : triples)
@@ -158,7 +169,7 @@ u64 window_of(const std::string& space) {
 Handler special_reader(const std::string& name, int& bits, i64& k) {
     auto it = specials().find(name);
     if (it == specials().end()) return nullptr;
-    bits = name == "%clock64" || name == "%globaltimer" || name == "%gridid" ? 64 : it->second == kExplicit ? 1 : 32;
+    bits = name == "%clock64" || name == "%globaltimer" || name == "%gridid" || name == "%current_graph_exec" ? 64 : it->second == kExplicit ? 1 : 32;
     k = it->second;
     if (it->second == kExplicit) return [](X& x, const Inst& in, u32) { x.dst(in.s[0])[0] = x.cl.ctas.size() > 1 ? 0xffffffffu : 0; };
     return read_special;
@@ -173,9 +184,16 @@ void read_symbol(X& x, const Inst& in, u32 lanes) {
 void read_not(X& x, const Inst& in, u32) { x.dst(in.s[0])[0] = u32(~x.predicate(in.s[1])); }
 
 void decode_mov(Dec& d) {
+    int parts = d.vec();
     Ty t = d.need_type();
     const Operand &to = d.arg(0), &from = d.arg(1);
     using K = Operand::Kind;
+    if (parts > 1) {  // mov.v4 between vectors
+        d.in.v = d.dsts(to), d.in.v2 = d.srcs(from, t);
+        if (d.in.v.size() != size_t(parts) || d.in.v2.size() != size_t(parts)) d.fail("operands do not match the vector length");
+        d.in.fn = mov_vector;
+        return;
+    }
     if (from.kind == K::vec) {
         d.in.s[0] = d.dst(0);
         d.in.k[0] = type_bits(t) / int(from.sub.size());

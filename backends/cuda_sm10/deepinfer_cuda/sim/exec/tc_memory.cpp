@@ -136,8 +136,11 @@ struct LdStOp : AsyncOp {
         };
         for (u32 r = 0; r < s->registers; ++r)
             for (u32 th = 0; th < 32; ++th) {
-                if (s->pack) {
-                    TmemAddr lo = fragment(*s, th, 2 * r), hi = fragment(*s, th, 2 * r + 1);
+                if (s->pack) {  // the registers of the plain form, each made of the low halves of two columns (CuTe, ..._16b atoms)
+                    TmemAddr lo = fragment(*s, th, r), hi;
+                    if (s->shape == Frag::f16x32x2 && th >= 16) lo.col = 2 * r + u32(s->half_split);
+                    else lo.col *= 2;
+                    hi = {lo.lane, lo.col + 1};
                     if (load) {
                         u32 v = (cell(lo.lane, lo.col) & 0xffff) | cell(hi.lane, hi.col) << 16;
                         warp->regs[size_t(inst->v[r]) * 32 + th] = v;
@@ -251,8 +254,7 @@ std::shared_ptr<LdSt> parse_ldst(Dec& d) {
     s->pack = d.opt("pack::16b") || d.opt("unpack::16b");
     d.need({"b32"});
     u32 per = s->shape == Frag::f16x128 ? 2 : s->shape == Frag::f16x256 ? 4 : 1;
-    s->registers = per * s->repeat / (s->pack ? 2 : 1);
-    if (s->pack && per * s->repeat == 1) s->registers = 1;
+    s->registers = per * s->repeat;
     if (s->registers > 128) d.fail("needs more than 128 registers");
     return s;
 }

@@ -8,6 +8,7 @@
 #include "isa/formats.h"
 #include "tensor/descriptor.h"
 #include "tensor/matmul.h"
+#include "tensor/sparse.h"
 
 namespace ptxsim {
 namespace {
@@ -15,7 +16,9 @@ namespace {
 struct TcMma : Extra {
     McKind kind;
     int group = 1;
-    bool ws = false, a_tmem = false;
+    bool ws = false, a_tmem = false, sparse = false;
+    i32 meta = kNoSlot;
+    i64 meta_off = 0;
     u32 scale_vec = 0;
     i32 d = kNoSlot, a = kNoSlot, b = kNoSlot, idesc = kNoSlot, sfa = kNoSlot, sfb = kNoSlot, enable = kNoSlot, zero_mask = kNoSlot;
     i64 d_off = 0, a_off = 0, sfa_off = 0, sfb_off = 0;
@@ -51,7 +54,7 @@ struct MmaOp : TcOp {
     const TcMma* t = nullptr;
     InstrDesc id;
     MatrixDesc a, b;
-    TmemAddr d{0, 0}, at{0, 0}, sfa{0, 0}, sfb{0, 0};
+    TmemAddr d{0, 0}, at{0, 0}, sfa{0, 0}, sfb{0, 0}, meta{0, 0};
     bool accumulate = false;
     std::vector<u32> disable;
     std::vector<Cta*> ctas;
@@ -79,33 +82,72 @@ struct MmaOp : TcOp {
 
     u32 per_chunk(Ty ty) const { return packed4() ? 32 : type_bits(ty) < 8 ? 16 : 16 / u32(type_size(ty)); }
 
-    void load(Cta& c, const MatrixDesc& m, Ty ty, u32 rows, double* out) {
+    void load(Cta& c, const MatrixDesc& m, Ty ty, u32 rows, u32 depth, double* out) {
         u32 per = per_chunk(ty);
         if (m.k_major) {
             for (u32 r = 0; r < rows; ++r)
-                for (u32 k = 0; k < id.k; k += per) unpack(chunk(c, m.chunk(r, k / per * 16)), ty, per, out + size_t(r) * id.k + k);
+                for (u32 k = 0; k < depth; k += per) unpack(chunk(c, m.chunk(r, k / per * 16)), ty, per, out + size_t(r) * depth + k);
             return;
         }
         u32 step = 16 / m.element_bytes;
         std::vector<double> tmp(step);
-        for (u32 k = 0; k < id.k; ++k)
+        for (u32 k = 0; k < depth; ++k)
             for (u32 r = 0; r < rows; r += step) {
                 unpack(chunk(c, m.address(r, k) & ~15u), ty, step, tmp.data());
-                for (u32 i = 0; i < step && r + i < rows; ++i) out[size_t(r + i) * id.k + k] = tmp[i];
+                for (u32 i = 0; i < step && r + i < rows; ++i) out[size_t(r + i) * depth + k] = tmp[i];
+            }
+    }
+
+    // Metadata cell of a group of a row (CuTe tmem_e_frg). 16 and 32-bit operands: a column holds four groups of row r in its low and of
+    // row r + 8 in its high half, the lane eight below the next four groups; the selector names the column. Narrower ones: eight
+    // groups of one row per column.
+    u32 metadata(Cta& c, u32 row, u32 g) const {
+        bool halves = t->kind == McKind::f16 || t->kind == McKind::tf32;
+        u32 lane = halves ? row / 16 * 16 + g / 4 * 8 + row % 8 : row;
+        if (t->group == 1 && !t->ws && id.m == 64) lane = lane / 16 * 32 + lane % 16;
+        u32 col = meta.col + (halves ? id.sparse_id : g / 8), shift = halves ? row / 8 % 2 * 16 + g % 4 * 4 : g % 8 * 4;
+        return c.tmem->at(lane, col) >> shift & 15;
+    }
+
+    // A with its zeros; `kept` says which columns each row has.
+    void expand(Cta& c, u32 rows, const std::vector<double>& packed, std::vector<double>& full, std::vector<u32>& kept) {
+        SparseGroup group = packed4() ? SparseGroup::pairs_of_eight : t->kind == McKind::tf32 ? SparseGroup::one_of_two : SparseGroup::two_of_four;
+        bool halves = t->kind == McKind::f16 || t->kind == McKind::tf32;
+        u32 first = meta.col + (halves ? id.sparse_id : 0), columns = halves ? 1 : 2;
+        need_columns(c, first, columns);
+        visit(c, 0, 128, first, columns, Use::read, "sparsity metadata in tensor memory");
+        kept.resize(packed.size());
+        for (u32 r = 0; r < rows; ++r)
+            for (u32 i = 0; i < id.depth(); ++i) {
+                u32 k = sparse_column(group, i, [&](u32 g) { return metadata(c, r, g); });
+                kept[size_t(r) * id.depth() + i] = k;
+                full[size_t(r) * id.k + k] = packed[size_t(r) * id.depth() + i];
+            }
+    }
+
+    // Each row meets its own columns of B, so that what is not selected takes no part, not even a NaN.
+    void multiply_sparse(u32 rows, const std::vector<double>& a, const std::vector<double>& b, const std::vector<u32>& kept, std::vector<double>& acc) const {
+        u32 n = id.n, depth = id.depth();
+        for (u32 r = 0; r < rows; ++r)
+            for (u32 i = 0; i < depth; ++i) {
+                u32 k = kept[size_t(r) * depth + i];
+                double v = a[size_t(r) * id.k + k];
+                for (u32 j = 0; j < n; ++j) acc[size_t(r) * n + j] += v * b[size_t(j) * id.k + k];
             }
     }
 
     void load_tmem(Cta& c, u32 rows, double* out) {
         u32 bits = packed4() ? 4 : id.a == Ty::tf32 ? 32 : type_bits(id.a) < 8 ? 8 : u32(type_bits(id.a)), per = 32 / bits;
-        need_columns(c, at.col, id.k / per);
+        u32 depth = id.depth();
+        need_columns(c, at.col, depth / per);
         bool spread = t->group == 1 && !t->ws && id.m == 64;  // 16 rows in each sub-partition
-        for (u32 r = 0; r < rows; r += 16) visit(c, at.lane + (spread ? r * 2 : r), 16, at.col, id.k / per, Use::read);
+        for (u32 r = 0; r < rows; r += 16) visit(c, at.lane + (spread ? r * 2 : r), 16, at.col, depth / per, Use::read);
         for (u32 r = 0; r < rows; ++r) {
             u32 lane_at = at.lane + (spread ? r / 16 * 32 + r % 16 : r);
-            for (u32 k = 0; k < id.k; ++k) {
+            for (u32 k = 0; k < depth; ++k) {
                 u32 raw = c.tmem->at(lane_at, at.col + k / per) >> (bits * (k % per));
                 if (bits < 32) raw &= (1u << bits) - 1;
-                out[size_t(r) * id.k + k] = value(id.a, raw);
+                out[size_t(r) * depth + k] = value(id.a, raw);
             }
         }
     }
@@ -154,13 +196,19 @@ struct MmaOp : TcOp {
     bool step(Machine& m) override {
         u32 rows = rows_per_cta(id, t->group), cols = d_columns(id, t->group, t->ws), nb = id.n / u32(ctas.size());
         std::vector<double> all_b(size_t(id.n) * id.k);
-        for (size_t p = 0; p < ctas.size(); ++p) load(*ctas[p], b, id.b, nb, all_b.data() + p * nb * id.k);
+        for (size_t p = 0; p < ctas.size(); ++p) load(*ctas[p], b, id.b, nb, id.k, all_b.data() + p * nb * id.k);
         if (id.neg_b) for (double& v : all_b) v = -v;
         for (size_t p = 0; p < ctas.size(); ++p) {
             Cta& c = *ctas[p];
-            std::vector<double> fa(size_t(rows) * id.k), fb = all_b, acc(size_t(rows) * id.n);
+            std::vector<double> fa(size_t(rows) * id.depth()), fb = all_b, acc(size_t(rows) * id.n);
+            std::vector<u32> kept;
             if (t->a_tmem) load_tmem(c, rows, fa.data());
-            else load(c, a, id.a, rows, fa.data());
+            else load(c, a, id.a, rows, id.depth(), fa.data());
+            if (id.sparse) {
+                std::vector<double> full(size_t(rows) * id.k);
+                expand(c, rows, fa, full, kept);
+                fa = std::move(full);
+            }
             if (id.neg_a) for (double& v : fa) v = -v;
             if (id.block) apply_scales(c, rows, fa, fb);
             need_columns(c, d.col, cols);
@@ -172,7 +220,8 @@ struct MmaOp : TcOp {
                         TmemSpot s = d_spot(id, t->group, t->ws, r, j);
                         acc[size_t(r) * id.n + j] = old_value(c.tmem->at(d.lane + s.lane, d.col + s.col));
                     }
-            matmul_f64(fa.data(), fb.data(), acc.data(), rows, id.n, id.k);
+            if (id.sparse) multiply_sparse(rows, fa, fb, kept, acc);
+            else matmul_f64(fa.data(), fb.data(), acc.data(), rows, id.n, id.k);
             for (u32 r = 0; r < rows; ++r)
                 for (u32 j = 0; j < id.n; ++j) {
                     TmemSpot s = d_spot(id, t->group, t->ws, r, j);
@@ -180,7 +229,7 @@ struct MmaOp : TcOp {
                     if (!disable.empty() && (disable[p * 4 + l / 32] >> (l % 32) & 1)) continue;
                     c.tmem->at(l, d.col + s.col) = new_value(acc[size_t(r) * id.n + j]);
                 }
-            m.stats.mma_macs += u64(rows) * id.n * id.k;
+            m.stats.mma_macs += u64(rows) * id.n * id.depth();
         }
         ++m.progress;
         return true;
@@ -212,7 +261,7 @@ void mma(X& x, const Inst& in, u32 lanes) {
     each(lanes, [&](int l) {
         auto op = std::make_shared<MmaOp>();
         op->inst = &in, op->lane = l, op->t = &t;
-        std::string why = decode_instr_desc(u32(x.src(t.idesc)[l]), t.kind, t.scale_vec, t.group, t.ws, op->id);
+        std::string why = decode_instr_desc(u32(x.src(t.idesc)[l]), t.kind, t.scale_vec, t.group, t.ws, t.sparse, op->id);
         if (!why.empty()) x.fault(in, l, why);
         op->d = tmem_address(x, in, x.src(t.d)[l] + u64(t.d_off));
         if (t.a_tmem) op->at = tmem_address(x, in, x.src(t.a)[l] + u64(t.a_off));
@@ -220,6 +269,7 @@ void mma(X& x, const Inst& in, u32 lanes) {
         if (t.a_tmem && op->id.mn_a) x.fault(in, l, "A in tensor memory must be K-major");
         set_desc(x, in, x.src(t.b)[l], op->id.b, op->id.mn_b, op->b);
         if (op->id.block) op->sfa = tmem_address(x, in, x.src(t.sfa)[l] + u64(t.sfa_off), true), op->sfb = tmem_address(x, in, x.src(t.sfb)[l] + u64(t.sfb_off), true);
+        if (t.sparse) op->meta = tmem_address(x, in, x.src(t.meta)[l] + u64(t.meta_off));
         op->accumulate = x.predicate(t.enable) >> l & 1;
         for (i32 s : t.disable) op->disable.push_back(u32(x.src(s)[l]));
         if (t.zero_mask != kNoSlot && x.src(t.zero_mask)[l]) x.fault(in, l, "a zero-column mask is not modelled");
@@ -237,7 +287,7 @@ void mma(X& x, const Inst& in, u32 lanes) {
 struct TcCp : Extra {
     int group = 1;
     u32 rows = 0, chunks = 1;  // chunks of 16 bytes per row
-    int spread = 0;            // 0 straight, 1 warpx4, 2 warpx2::02_13, 3 warpx2::01_23
+    int spread = 0;            // 0 straight, 1 warpx4, 2 warpx2::02_13, 3 warpx2::01_23, 4 one row per sub-partition
     int decompress = 0;        // 4 or 6 bit sources to bytes
 };
 
@@ -253,6 +303,7 @@ struct CpOp : TcOp {
             case 1: return {r, r + 32, r + 64, r + 96};
             case 2: return {r, r + 64};
             case 3: return {r / 32 * 64 + r % 32, r / 32 * 64 + 32 + r % 32};
+            case 4: return {to.lane + 32 * r};
             default: return {r};
         }
     }
@@ -260,7 +311,9 @@ struct CpOp : TcOp {
     bool step(Machine& m) override {
         for (Cta* c : ctas) {
             need_columns(*c, to.col, 4 * t->chunks);
-            visit(*c, 0, 128, to.col, 4 * t->chunks, Use::write);
+            if (t->spread == 4)
+                for (u32 r = 0; r < 4; ++r) visit(*c, to.lane + 32 * r, 1, to.col, 4 * t->chunks, Use::write);
+            else visit(*c, 0, 128, to.col, 4 * t->chunks, Use::write);
             for (u32 r = 0; r < t->rows; ++r)
                 for (u32 k = 0; k < t->chunks; ++k) {
                     u8 bytes[16];
@@ -285,7 +338,7 @@ void cp(X& x, const Inst& in, u32 lanes) {
         auto op = std::make_shared<CpOp>();
         op->inst = &in, op->lane = l, op->t = &t;
         op->to = tmem_address(x, in, x.src(in.s[1])[l] + u64(in.k[0]));
-        if (op->to.lane) x.fault(in, l, "tcgen05.cp must start at lane 0");
+        if (t.spread == 4 ? op->to.lane >= 32 : op->to.lane != 0) x.fault(in, l, t.spread == 4 ? "tcgen05.cp.4x256b must start in lanes 0 to 31" : "tcgen05.cp must start at lane 0");
         set_desc(x, in, x.src(in.s[2])[l], Ty::u8, false, op->s);
         if (t.group == 1) op->ctas = {&x.cta};
         else op->ctas = {&pair_cta(x, in, 0), &pair_cta(x, in, 1)};
@@ -300,8 +353,8 @@ void decode_tc_cp(Dec& d) {
     d.need({"cp"});
     t->group = parse_cta_group(d);
     std::string s = d.need({"128x256b", "128x128b", "64x128b", "32x128b", "4x256b"});
-    if (s == "4x256b") d.fail("shape 4x256b is not modelled");
-    t->rows = u32(std::stoi(s)), t->chunks = s == "128x256b" ? 2 : 1;
+    t->rows = u32(std::stoi(s)), t->chunks = s == "128x256b" || s == "4x256b" ? 2 : 1;
+    if (s == "4x256b") t->spread = 4;  // row r to lane 32 r of the address (CuTe SM100_UTCCP_4dp256bit)
     if (s == "32x128b") d.need({"warpx4"}), t->spread = 1;
     if (s == "64x128b") t->spread = d.need({"warpx2::02_13", "warpx2::01_23"}) == "warpx2::02_13" ? 2 : 3;
     if (d.opt("b8x16")) t->decompress = d.need({"b4x16_p64", "b6x16_p32"}) == "b4x16_p64" ? 4 : 6;
@@ -312,7 +365,7 @@ void decode_tc_cp(Dec& d) {
 void decode_tc_mma(Dec& d) {
     auto t = std::make_shared<TcMma>();
     d.need({"mma"});
-    if (d.opt("sp")) d.fail("sparse products are not modelled");
+    t->sparse = d.opt("sp");
     if (d.opt("ashift")) d.fail(".ashift is not modelled");
     t->ws = d.opt("ws");
     t->group = parse_cta_group(d);
@@ -336,8 +389,9 @@ void decode_tc_mma(Dec& d) {
     t->a_tmem = a.kind == Operand::Kind::addr;
     t->a = t->a_tmem ? d.base(a, t->a_off) : d.src(1);
     t->b = d.src(2);
-    t->idesc = d.src(3, Ty::b32);
-    size_t at = 4;
+    size_t at = 3;
+    if (t->sparse) t->meta = d.base(d.arg(at++), t->meta_off);
+    t->idesc = d.src(at++, Ty::b32);
     if (scaled) t->sfa = d.base(d.arg(at++), t->sfa_off), t->sfb = d.base(d.arg(at++), t->sfb_off);
     if (d.arg(at).kind == Operand::Kind::vec) {
         t->disable = d.srcs(d.arg(at++), Ty::b32);

@@ -1,4 +1,4 @@
-// cp.async.bulk.tensor: tiled loads, stores, reductions and prefetches of rank 1 to 5, gather4 and scatter4; tensormap.replace.
+// cp.async.bulk.tensor: tiled and im2col loads, stores, reductions and prefetches of rank 1 to 5, gather4 and scatter4; tensormap.replace.
 //
 // A box is copied row by row into a packed buffer; the buffer goes to shared memory through the swizzle of absolute addresses.
 // With a swizzle every row takes a whole span of it (32, 64 or 128 bytes) in shared memory, whatever the box's width, and the
@@ -19,11 +19,11 @@ namespace {
 struct Tma : Extra {
     enum class Dir : u8 { load, store, reduce, prefetch } dir;
     u32 rank = 0;
-    bool rows4 = false, multicast = false, pair = false, cluster_dst = false;
+    bool im2col = false, rows4 = false, multicast = false, pair = false, cluster_dst = false;
     RedOp op = RedOp::add;
     i32 dst = kNoSlot, map = kNoSlot, src = kNoSlot, bar = kNoSlot, mask = kNoSlot;
     i64 dst_off = 0, map_off = 0, src_off = 0, bar_off = 0;
-    std::vector<i32> coords;
+    std::vector<i32> coords, offsets;  // offsets: im2col, added to the pixels' positions
 };
 
 // One run of inner elements: where it lies in the packed box and in global memory.
@@ -38,12 +38,14 @@ struct TmaOp : BulkOp {
     TensorMap map;
     i32 c[5] = {0, 0, 0, 0, 0};
     i32 row[4] = {0, 0, 0, 0};
+    i32 shift[3] = {0, 0, 0};
     Cta* from_cta = nullptr;
     u32 from_offset = 0;
 
     u32 extent(u32 d) const { return (map.box[d] + map.element_stride[d] - 1) / map.element_stride[d]; }
     u32 rows() const {
         if (t->rows4) return 4;
+        if (map.im2col) return map.box[1];
         u32 n = 1;
         for (u32 d = 1; d < map.rank; ++d) n *= extent(d);
         return n;
@@ -56,17 +58,31 @@ struct TmaOp : BulkOp {
         return swizzle_address(Swizzle(map.swizzle), start + (span ? packed / pitch() * span + packed % pitch() : packed));
     }
 
+    // Im2col walks the pixels of the bounding box, W first, then on to the next image (PTX ISA, "Im2col mode").
+    void next_pixel(i64* at) const {
+        u32 spatial = map.rank - 2u;
+        for (u32 i = 0; i < spatial; ++i) {
+            at[i] += map.element_stride[i + 1];
+            if (at[i] < i64(map.dims[i + 1]) + map.upper[i]) return;
+            at[i] = map.lower[i];
+        }
+        ++at[spatial];
+    }
+
     // Calls f(run) for every run of the box, in order.
     template <class F>
     void runs(F&& f) const {
         u32 inner = extent(0), es = map.element_stride[0];
+        i64 pixel[4] = {c[1], c[2], c[3], c[4]};
         for (u32 r = 0; r < rows(); ++r) {
             u64 base = map.base;
             bool inside = true;
             u32 rest = r;
             for (u32 d = 1; d < map.rank; ++d) {
                 i64 at;
-                if (t->rows4) {
+                if (map.im2col) {
+                    at = pixel[d - 1] + (d + 1u < map.rank ? shift[d - 1] : 0);
+                } else if (t->rows4) {
                     at = row[r];
                 } else {
                     at = i64(c[d]) + i64(rest % extent(d)) * map.element_stride[d];
@@ -75,6 +91,7 @@ struct TmaOp : BulkOp {
                 inside &= at >= 0 && u64(at) < map.dims[d];
                 base += u64(at) * map.strides[d - 1];
             }
+            if (map.im2col) next_pixel(pixel);
             if (es == 1) {
                 i64 lo = std::clamp<i64>(-i64(c[0]), 0, inner), hi = std::clamp<i64>(i64(map.dims[0]) - c[0], lo, inner);
                 if (!inside) lo = hi = inner;
@@ -176,6 +193,7 @@ void load_map(X& x, const Inst& in, int l, const Tma& t, TensorMap& map) {
     u64 a = x.src(t.map)[l] + u64(t.map_off);
     if (a % 64) x.fault(in, l, "tensor map is not 64-byte aligned");
     if (!load_tensor_map(read_any(x, in, l, a, 128), map)) x.fault(in, l, "operand is not a tensor map encoded by this driver, or its bytes were changed");
+    if (bool(map.im2col) != t.im2col) x.fault(in, l, t.im2col ? "an im2col copy needs an im2col tensor map" : "an im2col tensor map needs an im2col copy");
     if (map.rank != t.rank) x.fault(in, l, "tensor map has rank " + std::to_string(map.rank) + ", the instruction is " + std::to_string(t.rank) + "d");
 }
 
@@ -214,6 +232,7 @@ void tensor_copy(X& x, const Inst& in, u32 lanes) {
             if (op->map.rank != 2 || op->map.box[1] != 1) x.fault(in, l, "gather4 and scatter4 need a map of rank 2 with one row per box");
         } else {
             for (u32 i = 0; i < t.rank; ++i) op->c[i] = i32(x.src(t.coords[i])[l]);
+            for (size_t i = 0; i < t.offsets.size(); ++i) op->shift[i] = i32(u32(x.src(t.offsets[i])[l]) & 0xffff);
         }
         u32 bits = op->map.element_bits();
         if (bits < 8 && (i64(op->c[0]) * bits) % 8) x.fault(in, l, "first coordinate does not start at a byte");
@@ -241,7 +260,9 @@ void parse_rank(Dec& d, Tma& t) {
     std::string r = d.need({"1d", "2d", "3d", "4d", "5d"});
     t.rank = u32(r[0] - '0');
     if (d.opt("tile::gather4") || d.opt("tile::scatter4")) t.rows4 = true;
+    else if (d.opt("im2col") || d.opt("im2col_no_offs")) t.im2col = true;
     else d.one_of({"tile"});
+    if (t.im2col && t.rank < 3) d.fail("im2col copies have 3 to 5 dimensions");
 }
 
 // [tensorMap, {coords}]
@@ -251,6 +272,13 @@ void parse_map(Dec& d, Tma& t, const Operand& o) {
     t.coords = d.srcs(o.sub[1], Ty::b32);
     u32 want = t.rows4 ? 5 : t.rank;
     if (t.coords.size() != want) d.fail("needs " + std::to_string(want) + " coordinates");
+}
+
+// {offsets} of the pixels: one per spatial dimension, for loads and prefetches of im2col.
+void parse_offsets(Dec& d, Tma& t, size_t& at) {
+    if (!t.im2col) return;
+    t.offsets = d.srcs(d.arg(at++), Ty::b16);
+    if (t.offsets.size() != t.rank - 2) d.fail("needs " + std::to_string(t.rank - 2) + " im2col offsets");
 }
 
 void replace(X& x, const Inst& in, u32 lanes) {
@@ -272,6 +300,10 @@ void replace(X& x, const Inst& in, u32 lanes) {
             case 7: m.interleave = u8(v); break;
             case 8: m.swizzle = u8(v); break;
             case 9: m.oob = u8(v); break;
+            case 10:  // of 128-byte swizzles: 16 B, 32 B, 32 B with 8 B flips, 64 B
+                if (v > 3 || m.swizzle < u8(Swizzle::b128)) x.fault(in, l, "a swizzle atomicity (0 to 3) belongs to a 128-byte swizzle");
+                m.swizzle = u8(u8(Swizzle::b128) + v);
+                break;
         }
         store_tensor_map(p.p, m);
     });
@@ -313,6 +345,7 @@ void decode_tma(Dec& d, bool reduce) {  // after cp{.reduce}.async.bulk
         d.need({"L2"}), d.need({"global"});
         t->dir = Tma::Dir::prefetch;
         parse_map(d, *t, d.arg(at++));
+        parse_offsets(d, *t, at);
         if (hint) d.src(at++);
         return;
     }
@@ -334,6 +367,7 @@ void decode_tma(Dec& d, bool reduce) {  // after cp{.reduce}.async.bulk
         t->dst = d.base(d.arg(at++), t->dst_off);
         parse_map(d, *t, d.arg(at++));
         t->bar = d.base(d.arg(at++), t->bar_off);
+        parse_offsets(d, *t, at);
         if (t->multicast) t->mask = d.src(at++, Ty::b32);
     }
     if (hint) d.src(at++);
@@ -354,8 +388,9 @@ void decode_tensormap(Dec& d) {
     if (d.opt("cp_fenceproxy")) return decode_fenceproxy_copy(d);
     d.need({"replace"}), d.need({"tile"});
     static const std::map<std::string, int> fields = {{"global_address", 0}, {"rank", 1}, {"box_dim", 2}, {"global_dim", 3}, {"global_stride", 4},
-                                                      {"element_stride", 5}, {"elemtype", 6}, {"interleave_layout", 7}, {"swizzle_mode", 8}, {"fill_mode", 9}};
-    std::string f = d.need({"global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype", "interleave_layout", "swizzle_mode", "fill_mode"});
+                                                      {"element_stride", 5}, {"elemtype", 6}, {"interleave_layout", 7}, {"swizzle_mode", 8}, {"fill_mode", 9},
+                                                      {"swizzle_atomicity", 10}};
+    std::string f = d.need({"global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride", "elemtype", "interleave_layout", "swizzle_mode", "fill_mode", "swizzle_atomicity"});
     d.in.k[1] = fields.at(f);
     std::string s = d.one_of({"global", "shared::cta"});
     d.in.space = s == "shared::cta" ? Space::shared : s == "global" ? Space::global : Space::generic;

@@ -9,6 +9,7 @@
 #include "isa/formats.h"
 #include "tensor/descriptor.h"
 #include "tensor/matmul.h"
+#include "tensor/sparse.h"
 
 namespace ptxsim {
 namespace {
@@ -19,6 +20,10 @@ struct Wgmma : Extra {
     bool a_regs = false, sat = false, binary = false;
     float neg_a = 1, neg_b = 1;
     bool trans_a = false, trans_b = false;
+    bool sparse = false;       // k counts the columns of B; A holds half of them
+    u32 selector = 0;
+    i32 meta = kNoSlot;
+    u32 depth() const { return sparse ? k / 2 : k; }
     i32 a_desc = kNoSlot, b_desc = kNoSlot, scale_d = kNoSlot;
 };
 
@@ -30,6 +35,7 @@ struct WgmmaOp : AsyncOp {
     std::shared_ptr<Collective> whole;
     MatrixDesc a, b;
     bool accumulate = true;
+    u32 meta[32] = {};
     const char* kind() const override { return "wgmma.mma_async"; }
 
     u32 element(const MatrixDesc& m, u32 r, u32 k) const {
@@ -39,7 +45,7 @@ struct WgmmaOp : AsyncOp {
     }
 
     // Bounds and checker for every 16-byte chunk of an operand.
-    void visit(const MatrixDesc& m, u32 first_row, u32 rows) {
+    void visit(const MatrixDesc& m, u32 first_row, u32 rows, u32 depth) {
         Who who = who_op(*this, self);
         u32 per = 16 / m.element_bytes;
         auto one = [&](u32 at) {
@@ -50,9 +56,9 @@ struct WgmmaOp : AsyncOp {
         };
         if (m.k_major)
             for (u32 r = first_row; r < first_row + rows; ++r)
-                for (u32 k = 0; k < w->k; k += per) one(m.address(r, k) & ~15u);
+                for (u32 k = 0; k < depth; k += per) one(m.address(r, k) & ~15u);
         else
-            for (u32 k = 0; k < w->k; ++k)
+            for (u32 k = 0; k < depth; ++k)
                 for (u32 r = first_row / per * per; r < first_row + rows; r += per) one(m.address(r, k) & ~15u);
     }
 
@@ -63,10 +69,10 @@ struct WgmmaOp : AsyncOp {
 
     bool step(Machine& m) override {
         u32 row0 = warp->index % 4 * 16;
-        if (!w->a_regs) visit(a, row0, 16);
-        visit(b, 0, w->n);
+        if (!w->a_regs) visit(a, row0, 16, w->depth());
+        visit(b, 0, w->n, w->k);
         bool integer = w->d == Ty::s32;
-        std::vector<double> fa(16 * w->k), fb(size_t(w->n) * w->k);
+        std::vector<double> fa(16 * w->depth()), fb(size_t(w->n) * w->k);
         std::vector<i32> ia, ib;
         if (integer) ia.resize(fa.size()), ib.resize(fb.size());
         auto put = [&](Ty t, u32 raw, float neg, size_t at, std::vector<double>& f, std::vector<i32>& i) {
@@ -74,12 +80,12 @@ struct WgmmaOp : AsyncOp {
             else f[at] = double(neg) * element_value(t, raw);
         };
         for (u32 r = 0; r < 16; ++r)
-            for (u32 k = 0; k < w->k; ++k) put(w->a, w->a_regs ? a_register(r, k) : element(a, row0 + r, k), w->neg_a, r * w->k + k, fa, ia);
+            for (u32 k = 0; k < w->depth(); ++k) put(w->a, w->a_regs ? a_register(r, k) : element(a, row0 + r, k), w->neg_a, r * w->depth() + k, fa, ia);
         for (u32 r = 0; r < w->n; ++r)
             for (u32 k = 0; k < w->k; ++k) put(w->b, element(b, r, k), w->neg_b, size_t(r) * w->k + k, fb, ib);
         if (integer) finish_int(ia, ib);
         else finish_float(fa, fb);
-        m.stats.mma_macs += u64(16) * w->n * w->k;
+        m.stats.mma_macs += u64(16) * w->n * w->depth();
         ++m.progress;
         whole->parts.push_back(self);
         if (whole->parts.size() < 4) return true;
@@ -88,6 +94,25 @@ struct WgmmaOp : AsyncOp {
             for (Epoch e : whole->parts) g->done.all.raise(e);
         }
         return true;
+    }
+
+    // Column of B that kept element i of a row meets. Lanes hold metadata as CuTe's ELayout_64x16, 64x32 and 64x64 say: 16 bits of
+    // row r and of row r + 8 each (16 and 32-bit types, the selector names the pair of lanes), or 32 bits of one row.
+    u32 column(u32 row, u32 i) const {
+        if (!w->sparse) return i;
+        u32 bits = 8 * stored_bytes(w->a), quad = row % 8 * 4;
+        return sparse_column(sparse_group(int(bits)), i, [&](u32 g) {
+            if (bits >= 16) return meta[quad + 2 * w->selector + g / 4] >> (16 * (row / 8) + 4 * (g % 4)) & 15;
+            return meta[quad + row / 8 + 2 * (g / 8)] >> (4 * (g % 8)) & 15;
+        });
+    }
+
+    // B as row `row` of A meets it: dense, all of it.
+    template <class T>
+    void picked(const std::vector<T>& b_all, u32 row, std::vector<T>& to) const {
+        to.resize(size_t(w->n) * w->depth());
+        for (u32 i = 0; i < w->depth(); ++i)
+            for (u32 k = column(row, i), c = 0; c < w->n; ++c) to[size_t(c) * w->depth() + i] = b_all[size_t(c) * w->k + k];
     }
 
     u64& d_register(u32 r, u32 c, bool half) {
@@ -104,7 +129,12 @@ struct WgmmaOp : AsyncOp {
                     u64 v = d_register(r, c, half);
                     acc[size_t(r) * w->n + c] = half ? f16_to_f32(u32(v >> (16 * (c & 1))) & 0xffff) : from_bits<float>(v);
                 }
-        matmul_block(fa.data(), fb.data(), acc.data(), 16, w->n, w->k, block_rule(w->a, w->b, half, false));
+        std::vector<double> own;
+        for (u32 r = 0; w->sparse && r < 16; ++r) {
+            picked(fb, r, own);
+            matmul_block(fa.data() + r * w->depth(), own.data(), acc.data() + size_t(r) * w->n, 1, w->n, w->depth(), block_rule(w->a, w->b, half, false));
+        }
+        if (!w->sparse) matmul_block(fa.data(), fb.data(), acc.data(), 16, w->n, w->k, block_rule(w->a, w->b, half, false));
         for (u32 r = 0; r < 16; ++r)
             for (u32 c = 0; c < w->n; ++c) {
                 double v = acc[size_t(r) * w->n + c];
@@ -130,7 +160,12 @@ struct WgmmaOp : AsyncOp {
             for (u32 r = 0; r < 16; ++r)
                 for (u32 c = 0; c < w->n; ++c) acc[size_t(r) * w->n + c] = i32(d_register(r, c, false));
         if (w->a == Ty::b1) common_bits(ia.data(), ib.data(), acc.data());
-        else matmul_i32(ia.data(), ib.data(), acc.data(), 16, w->n, w->k);
+        else if (!w->sparse) matmul_i32(ia.data(), ib.data(), acc.data(), 16, w->n, w->k);
+        std::vector<i32> own;
+        for (u32 r = 0; w->sparse && r < 16; ++r) {
+            picked(ib, r, own);
+            matmul_i32(ia.data() + r * w->depth(), own.data(), acc.data() + size_t(r) * w->n, 1, w->n, w->depth());
+        }
         for (u32 r = 0; r < 16; ++r)
             for (u32 c = 0; c < w->n; ++c) {
                 i64 v = acc[size_t(r) * w->n + c];
@@ -156,6 +191,7 @@ void wgmma(X& x, const Inst& in, u32) {
     set_desc(x, in, x.src(w.b_desc)[0], w.b, w.trans_b, op->b);
     u32 p = w.scale_d == kNoSlot ? ~0u : x.predicate(w.scale_d);
     op->accumulate = p & 1;
+    for (u32 l = 0; w.sparse && l < 32; ++l) op->meta[l] = u32(x.src(w.meta)[l]);
     if (p && ~p) x.find(in, 0, "scale-d is not uniform over the warp");
     adopt(x, *op);
     if (!x.w.wgmma_open) x.w.wgmma_open = std::make_shared<Pending>();
@@ -195,7 +231,7 @@ void wait(X& x, const Inst& in, u32) {
 void decode_wgmma(Dec& d) {
     d.in.aligned = true;
     std::string what = d.need({"fence", "commit_group", "wait_group", "mma_async"});
-    if (d.opt("sp")) d.fail("sparse products are not modelled");
+    bool sparse = d.opt("sp");
     d.need({"sync"}), d.need({"aligned"});
     if (what == "fence") { d.in.fn = fence; return; }
     if (what == "commit_group") { d.in.fn = commit; return; }
@@ -205,6 +241,7 @@ void decode_wgmma(Dec& d) {
         return;
     }
     auto w = std::make_shared<Wgmma>();
+    w->sparse = sparse;
     u32 m = 0;
     std::string shape = d.prefix("m");
     if (std::sscanf(shape.c_str(), "%un%uk%u", &m, &w->n, &w->k) != 3 || m != 64 || w->n % 8 || !w->n || w->n > 256) d.fail("shape m" + shape + " is not a wgmma shape");
@@ -215,7 +252,7 @@ void decode_wgmma(Dec& d) {
         if (w->k != 256) d.fail("k must be 256 for .b1");
         w->k = 32;  // bytes: the layout of 8-bit operands
     }
-    if (w->k != 32 / stored_bytes(w->a)) d.fail("type and k do not match a dense wgmma");
+    if (w->depth() != 32 / stored_bytes(w->a)) d.fail("type and k do not match a wgmma");
     d.in.v = d.dsts(d.arg(0));
     size_t need = w->d == Ty::f16 ? w->n / 4 : w->n / 2;
     if (d.in.v.size() != need) d.fail("needs " + std::to_string(need) + " accumulator registers");
@@ -228,10 +265,15 @@ void decode_wgmma(Dec& d) {
         w->a_desc = d.src(1);
     }
     w->b_desc = d.src(2);
-    w->scale_d = d.pred(3);
+    size_t at = 3;
+    if (sparse) {
+        w->meta = d.src(at++, Ty::b32), w->selector = u32(d.imm(at++));
+        if (w->selector > (stored_bytes(w->a) == 1 ? 0u : 1u)) d.fail("sparsity selector " + std::to_string(w->selector) + " does not exist for this type");
+    }
+    w->scale_d = d.pred(at++);
     if (w->d != Ty::s32) {
-        w->neg_a = float(d.imm(4)), w->neg_b = float(d.imm(5));
-        size_t at = 6;
+        w->neg_a = float(d.imm(at)), w->neg_b = float(d.imm(at + 1));
+        at += 2;
         if (stored_bytes(w->a) == 2) {
             if (!w->a_regs) w->trans_a = d.imm(at++);
             w->trans_b = d.imm(at++);

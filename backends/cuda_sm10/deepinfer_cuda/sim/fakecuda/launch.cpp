@@ -208,8 +208,17 @@ FAKECUDA_API cuTensorMapEncodeTiled(void* map, int type, u32 rank, void* address
     }, false);
 }
 
-FAKECUDA_API cuTensorMapEncodeIm2col(void*, int, u32, void*, const u64*, const u64*, const int*, const int*, u32, u32, const u32*, int, int, int, int) {
-    return guard(__func__, [&](Driver&) { fail(CUDA_ERROR_NOT_SUPPORTED, "im2col tensor maps are not modelled; encode a tiled map"); }, false);
+FAKECUDA_API cuTensorMapEncodeIm2col(void* map, int type, u32 rank, void* address, const u64* sizes, const u64* strides, const int* lower, const int* upper,
+                                     u32 channels, u32 pixels, const u32* steps, int interleave, int swizzle, int promotion, int fill) {
+    return guard(__func__, [&](Driver&) {
+        need(map, "tensorMap"), need(sizes, "globalDim"), need(strides, "globalStrides"), need(steps, "elementStrides");
+        need(lower, "pixelBoxLowerCorner"), need(upper, "pixelBoxUpperCorner");
+        alignas(64) u8 made[128];
+        std::string why = ptxsim::encode_im2col_map(made, u32(type), rank, u64(address), sizes, strides, lower, upper, channels, pixels, steps, u32(interleave),
+                                                    u32(swizzle), u32(promotion), u32(fill));
+        if (!why.empty()) fail(CUDA_ERROR_INVALID_VALUE, why);
+        std::memcpy(map, made, sizeof made);
+    }, false);
 }
 
 FAKECUDA_API cuTensorMapReplaceAddress(void* map, void* address) {

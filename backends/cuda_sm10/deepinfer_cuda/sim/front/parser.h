@@ -13,6 +13,7 @@ class Parser {
    private:
     struct Scope {
         std::map<std::string, int> regs;
+        std::map<std::string, int> vectors;  // .v2/.v4 registers: number of components, which are registers NAME.x ...
         std::map<std::string, VarPtr> vars;
         std::map<std::string, int> labels;
         int parent = -1;
@@ -57,6 +58,8 @@ class Parser {
     Operand address();
     Operand list(const char* close, Operand::Kind kind);
     Operand named(const std::string& n);
+    Operand components(const std::string& n, int count, Operand::Kind kind);
+    bool glued_part(const char* first) const;
     void resolve_labels(Function& f);
     int add_reg(Function& f, const std::string& n, int bits);
 

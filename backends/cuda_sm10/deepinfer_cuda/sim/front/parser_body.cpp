@@ -15,20 +15,24 @@ void Parser::declare_regs(Function& f) {
     int bits = 0, vec = 1;
     while (peek().kind == Tok::dotted) {
         std::string t = next().text;
-        if (t == "v2" || t == "v4") fail("vector registers are not modelled");
+        if (t == "v2" || t == "v4") { vec = t[1] - '0'; continue; }
         bits = t == "pred" ? 1 : type_bytes(t) * 8;
         if (!bits) fail("unknown register type ." + t);
     }
-    (void)vec;
+    auto add = [&](const std::string& n) {
+        if (vec == 1) { add_reg(f, n, bits); return; }
+        scopes_[scope_].vectors[n] = vec;
+        for (int i = 0; i < vec; ++i) add_reg(f, n + "." + "xyzw"[i], bits);
+    };
     do {
         std::string n = name();
         if (take("<")) {
             uint64_t count = integer();
             expect(">");
             if (count > (1u << 20)) fail("too many registers");
-            for (uint64_t i = 0; i < count; ++i) add_reg(f, n + std::to_string(i), bits);
+            for (uint64_t i = 0; i < count; ++i) add(n + std::to_string(i));
         } else {
-            add_reg(f, n, bits);
+            add(n);
         }
     } while (take(","));
     expect(";");
@@ -142,6 +146,26 @@ void Parser::instruction(Function& f) {
     f.body.push_back(std::move(s));
 }
 
+// The next token is a part of the operand before it: .x of a vector, .h0 or .b3210 of a register.
+bool Parser::glued_part(const char* first) const {
+    return peek().kind == Tok::dotted && peek().glued && std::string(first).find(peek().text[0]) != std::string::npos;
+}
+
+// All components of a vector register or of a special register such as %tid.
+Operand Parser::components(const std::string& n, int count, Operand::Kind kind) {
+    Operand o;
+    o.kind = Operand::Kind::vec;
+    for (int i = 0; i < count; ++i) {
+        Operand e;
+        e.kind = kind, e.name = n + "." + "xyzw"[i];
+        if (kind == Operand::Kind::reg)
+            for (int s = scope_; s >= 0 && e.reg < 0; s = scopes_[s].parent)
+                if (auto r = scopes_[s].regs.find(e.name); r != scopes_[s].regs.end()) e.reg = r->second;
+        o.sub.push_back(e);
+    }
+    return o;
+}
+
 Operand Parser::named(const std::string& n) {
     Operand o;
     o.name = n;
@@ -149,7 +173,15 @@ Operand Parser::named(const std::string& n) {
     for (int s = scope_; s >= 0; s = scopes_[s].parent) {
         if (auto r = scopes_[s].regs.find(n); r != scopes_[s].regs.end()) {
             o.kind = Operand::Kind::reg, o.reg = r->second;
+            if (glued_part("bh")) o.name += "@" + next().text;  // a part: .b0, .h1, .h10, .b3210 (video instructions)
             return o;
+        }
+        if (auto v = scopes_[s].vectors.find(n); v != scopes_[s].vectors.end()) {
+            static const std::map<std::string, std::string> colours = {{"r", "x"}, {"g", "y"}, {"b", "z"}, {"a", "w"}};
+            if (!glued_part("xyzwrgba")) return components(n, v->second, Operand::Kind::reg);
+            std::string part = next().text;
+            if (auto c = colours.find(part); c != colours.end()) part = c->second;
+            return named(n + "." + part);
         }
         if (auto v = scopes_[s].vars.find(n); v != scopes_[s].vars.end()) {
             o.kind = Operand::Kind::symbol, o.var = v->second;
@@ -159,6 +191,7 @@ Operand Parser::named(const std::string& n) {
     if (n[0] == '%') {
         o.kind = Operand::Kind::special;
         if (peek().kind == Tok::dotted && peek().glued) o.name += "." + next().text;
+        else if (n == "%tid" || n == "%ntid" || n == "%ctaid" || n == "%nctaid") return components(n, 4, Operand::Kind::special);
         return o;
     }
     if (n == "WARP_SZ") {

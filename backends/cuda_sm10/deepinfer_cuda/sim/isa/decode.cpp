@@ -113,6 +113,7 @@ i32 Dec::temp(int bits) {
 
 i32 Dec::src(const Operand& o, Ty t) {
     using K = Operand::Kind;
+    if (st.op[0] != 'v' && o.name.find('@') != std::string::npos) fail("'" + o.name + "', a part of a register, is no operand here");
     switch (o.kind) {
         case K::reg:
             if (o.offset) fail("register plus offset is not an operand");
@@ -164,6 +165,7 @@ i32 Dec::src(const Operand& o, Ty t) {
 }
 
 i32 Dec::dst(const Operand& o) {
+    if (st.op[0] != 'v' && o.name.find('@') != std::string::npos) fail("'" + o.name + "', a part of a register, is no destination here");
     if (o.kind == Operand::Kind::sink) return temp(128);
     if (o.kind != Operand::Kind::reg) fail("destination is not a register");
     in.writes.push_back(o.reg);

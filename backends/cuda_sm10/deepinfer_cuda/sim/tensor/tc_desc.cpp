@@ -44,8 +44,12 @@ std::string check_shape(const InstrDesc& o, McKind kind, int group, bool ws) {
 
 bool is_block_scaled(McKind k) { return k >= McKind::mxf8f6f4; }
 
-std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int group, bool ws, InstrDesc& o) {
-    if (raw >> 2 & 1) return "sparse products are not modelled";
+std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int group, bool ws, bool sparse, InstrDesc& o) {
+    if ((raw >> 2 & 1) != sparse) return "bit 2 of the instruction descriptor says whether A is sparse, and the instruction says otherwise";
+    o.sparse = sparse, o.sparse_id = raw & 3;
+    bool selects = kind == McKind::f16 || kind == McKind::tf32;
+    if (o.sparse_id > (selects ? 1u : 0u)) return "sparsity selector " + show(o.sparse_id) + " does not exist for this kind";
+    if (!sparse && o.sparse_id) return "a sparsity selector belongs to sparse products";
     o.a = source_format(kind, raw >> 7 & 7), o.b = source_format(kind, raw >> 10 & 7);
     if (o.a == Ty::none || o.b == Ty::none) return "A format " + show(raw >> 7 & 7) + " or B format " + show(raw >> 10 & 7) + " of the instruction descriptor does not exist for this kind";
     o.neg_a = raw >> 13 & 1, o.neg_b = raw >> 14 & 1, o.mn_a = raw >> 15 & 1, o.mn_b = raw >> 16 & 1;
@@ -54,7 +58,7 @@ std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int group, bo
         o.d = Ty::f32;
         o.sfb_id = raw >> 4 & 3, o.sfa_id = raw >> 29 & 3;
         o.scale = raw >> 23 & 1 ? Ty::ue8m0 : Ty::ue4m3;
-        o.k = kind == McKind::mxf8f6f4 ? 32 : 64;
+        o.k = (kind == McKind::mxf8f6f4 ? 32 : 64) << sparse;
         if (raw >> 31) return "K=96 of mxf4 is not modelled";
         o.block = o.k / scale_vec;
         if (kind != McKind::mxf4nvf4 && o.scale != Ty::ue8m0) return "this kind needs UE8M0 scales";
@@ -66,7 +70,7 @@ std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int group, bo
         bool ok = kind == McKind::i8 ? o.d == Ty::s32 : kind == McKind::tf32 ? o.d == Ty::f32 : o.d == Ty::f16 || o.d == Ty::f32;
         if (!ok) return "D format " + show(code) + " does not exist for this kind";
         o.saturate = raw >> 3 & 1;
-        o.k = kind == McKind::f16 ? 16 : kind == McKind::tf32 ? 8 : 32;
+        o.k = (kind == McKind::f16 ? 16 : kind == McKind::tf32 ? 8 : 32) << sparse;
         if (raw >> 30) return "a shift in the instruction descriptor is not modelled";
         if (raw >> 23 & 1 || raw >> 29 & 1) return "reserved bits 23 or 29 of the instruction descriptor are not zero";
     }

@@ -13,10 +13,13 @@ struct InstrDesc {
     Ty a = Ty::none, b = Ty::none, d = Ty::none, scale = Ty::none;
     bool neg_a = false, neg_b = false, mn_a = false, mn_b = false, saturate = false;
     u32 sfa_id = 0, sfb_id = 0, block = 0;  // block: K elements per scale, 0 none
+    bool sparse = false;  // k counts the columns of B; A holds half of them
+    u32 sparse_id = 0;    // sparsity selector: which column of metadata
+    u32 depth() const { return sparse ? k / 2 : k; }
 };
 
 // Decodes for a kind and checks the shape rules; returns the broken rule or "".
-std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int cta_group, bool ws, InstrDesc& out);
+std::string decode_instr_desc(u32 raw, McKind kind, u32 scale_vec, int cta_group, bool ws, bool sparse, InstrDesc& out);
 
 bool is_block_scaled(McKind k);
 

@@ -51,13 +51,14 @@ std::string check_tensor_map(const TensorMap& m) {
     if (m.interleave) return "interleaved layouts are not modelled";
     for (u32 i = 0; i < m.rank; ++i) {
         if (!m.dims[i] || m.dims[i] > (1ull << 32)) return "dimension " + n(i) + " is " + n(m.dims[i]) + ", allowed are 1 to 2^32";
-        if (!m.box[i] || m.box[i] > 256) return "box dimension " + n(i) + " is " + n(m.box[i]) + ", allowed are 1 to 256";
+        if (!m.im2col && (!m.box[i] || m.box[i] > 256)) return "box dimension " + n(i) + " is " + n(m.box[i]) + ", allowed are 1 to 256";
         if (!m.element_stride[i] || m.element_stride[i] > 8) return "element stride " + n(i) + " is " + n(m.element_stride[i]) + ", allowed are 1 to 8";
         if (i + 1 < m.rank) {
             u64 s = m.strides[i];
             if (s % base_align || s >= (1ull << 40)) return "stride " + n(i) + " of " + n(s) + " bytes must be a multiple of " + n(base_align) + " below 2^40";
         }
     }
+    if (m.im2col && (!m.box[0] || m.box[0] > 256 || !m.box[1] || m.box[1] > 1024)) return "an im2col map takes 1 to 256 channels and 1 to 1024 pixels";
     if (m.type() == MapType::u4_align16 && m.box[0] != 128) return "box dimension 0 must be 128 for 16U4_ALIGN16B";
     if (m.type() == MapType::u6_align16 && m.box[0] != 128) return "box dimension 0 must be 128 for 16U6_ALIGN16B";
     if (wide && m.dims[0] % 128) return "dimension 0 must be a multiple of 128 for this type";
@@ -89,6 +90,29 @@ std::string encode_tensor_map(void* out, u32 dtype, u32 rank, u64 base, const u6
     if (!why.empty()) return why;
     store_tensor_map(out, m);
     return "";
+}
+
+std::string encode_im2col_map(void* out, u32 dtype, u32 rank, u64 base, const u64* dims, const u64* strides, const i32* lower, const i32* upper, u32 channels,
+                              u32 pixels, const u32* es, u32 interleave, u32 swizzle, u32 l2, u32 oob) {
+    if (rank < 3 || rank > 5) return "an im2col map has rank 3 to 5, not " + n(rank);
+    if (channels > 256 || pixels > 1024) return "an im2col map takes 1 to 256 channels and 1 to 1024 pixels";
+    u32 box[5] = {channels, 1, 1, 1, 1};
+    TensorMap m;
+    alignas(64) u8 bytes[128];
+    std::string why = encode_tensor_map(bytes, dtype, rank, base, dims, strides, box, es, interleave, swizzle, l2, oob);
+    if (!why.empty()) return why;
+    if (reinterpret_cast<u64>(out) % 64) return "the map itself must be aligned to 64 bytes";
+    load_tensor_map(bytes, m);
+    m.im2col = 1, m.box[1] = u16(pixels);
+    i32 limit = rank == 3 ? 32768 : rank == 4 ? 128 : 8;  // 16, 8 or 4 bits per corner
+    for (u32 i = 0; i + 2 < rank; ++i) {
+        if (lower[i] < -limit || lower[i] >= limit || upper[i] < -limit || upper[i] >= limit)
+            return "corner " + n(i) + " of the pixel box is outside " + std::to_string(-limit) + " to " + std::to_string(limit - 1) + " for rank " + n(rank);
+        m.lower[i] = i16(lower[i]), m.upper[i] = i16(upper[i]);
+    }
+    why = check_tensor_map(m);
+    if (why.empty()) store_tensor_map(out, m);
+    return why;
 }
 
 std::string replace_tensor_map_address(void* map, u64 base) {

@@ -19,6 +19,8 @@ struct TensorMap {
     u16 box[5];
     u8 element_stride[5];
     u8 dtype, rank, interleave, swizzle, oob, l2;
+    u8 im2col;               // box is then channels and pixels per column
+    i16 lower[3], upper[3];  // corners of the pixels' bounding box: W, H, D; the upper one relative to the last pixel
 
     MapType type() const { return MapType(dtype); }
     u32 element_bits() const;
@@ -32,6 +34,8 @@ static_assert(sizeof(TensorMap) <= 128);
 // Empty string on success, else the rule that is broken.
 std::string encode_tensor_map(void* out, u32 dtype, u32 rank, u64 base, const u64* dims, const u64* strides, const u32* box, const u32* element_strides,
                               u32 interleave, u32 swizzle, u32 l2, u32 oob);
+std::string encode_im2col_map(void* out, u32 dtype, u32 rank, u64 base, const u64* dims, const u64* strides, const i32* lower, const i32* upper, u32 channels,
+                              u32 pixels, const u32* element_strides, u32 interleave, u32 swizzle, u32 l2, u32 oob);
 std::string replace_tensor_map_address(void* map, u64 base);
 std::string check_tensor_map(const TensorMap& m);          // rules on the decoded fields
 bool load_tensor_map(const void* bytes, TensorMap& out);   // false: not an encoded map
