@@ -1,9 +1,9 @@
 """Commands: `run` executes cases on one side, `compare` writes evidence, `assemble` asks ptxas, `list` names cases.
 
-    export PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench
-    python -m ptx_bitwise run hardware --out hardware.jsonl.xz
-    python -m ptx_bitwise run simulated --out sim.jsonl.xz
-    python -m ptx_bitwise compare sim.jsonl.xz hardware.jsonl.xz --evidence
+export PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench
+python -m ptx_bitwise run hardware --out hardware.jsonl.xz
+python -m ptx_bitwise run simulated --out sim.jsonl.xz
+python -m ptx_bitwise compare sim.jsonl.xz hardware.jsonl.xz --evidence
 """
 
 from __future__ import annotations

@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from functools import cache
 
 from ptx_bitwise import (
-    atomics, barriers, clusters, kernels, matrix, scalar, sparse, survey, tensormaps, tma, wgmma, wmma,
+    atomics,
+    barriers,
+    clusters,
+    kernels,
+    matrix,
+    scalar,
+    sparse,
+    survey,
+    tensormaps,
+    tma,
+    wgmma,
+    wmma,
 )  # fmt: skip
 from ptx_bitwise.case import Case
 

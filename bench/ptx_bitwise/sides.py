@@ -175,12 +175,12 @@ class Simulated(Side):
         self.driver._require("encode_tiled", status)
         return ctypes.string_at(at, 128)
 
-
     def _encode_im2col(self, tile: Map, at: int, address: int) -> None:
         table = self.driver._extension_table("cuda.tensor_map", _Im2colTable)
         rank, words, halves, corners = len(tile.dims), ctypes.c_uint64 * 5, ctypes.c_uint32 * 5, ctypes.c_int32 * 3
         status = table.encode_im2col(
-            at, tile.dtype, rank, address, words(*tile.dims), words(*tile.strides), corners(*tile.lower), corners(*tile.upper),
+            at, tile.dtype, rank, address, words(*tile.dims), words(*tile.strides),
+            corners(*tile.lower), corners(*tile.upper),
             *tile.box, halves(*(tile.steps or [1] * rank)), tile.interleave, tile.swizzle, 0, int(tile.nan_fill),
         )  # fmt: skip
         self.driver._require("encode_im2col", status)

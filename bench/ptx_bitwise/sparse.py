@@ -108,4 +108,6 @@ def cases() -> Iterator[Case]:
     ):  # fmt: skip
         for selector in range(1 if STORAGE[a] == 8 else 2):
             for registers in (False, True):
-                yield group_case((8, 32, 64)[(index + selector) % 3], d, a, b, selector, registers, 128 if index % 2 else 64)
+                yield group_case(
+                    (8, 32, 64)[(index + selector) % 3], d, a, b, selector, registers, 128 if index % 2 else 64
+                )

@@ -1,4 +1,4 @@
-"""wmma.load, wmma.mma, wmma.store through shared memory: the fragments' layout is the machine's own affair and cancels."""
+"""wmma.load, wmma.mma, wmma.store through shared memory, so that the machine's own layout of fragments cancels."""
 
 from __future__ import annotations
 

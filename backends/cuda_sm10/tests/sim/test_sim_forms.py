@@ -1,7 +1,7 @@
-"""Every PTX form that kernels for sm_90a and sm_100a are known to use decodes, and the few that are not modelled stop with their text.
+"""PTX forms that kernels for sm_90a and sm_100a use decode; the few that are not modelled stop with their text.
 
-`forms.txt` covers the instruction families that compilers and hand-written kernels emit (DeepGEMM, FlashMLA, CUTLASS, Triton); each
-line was accepted by ptxas. Whether forms compute right is the business of the other tests here and of bench/ptx_bitwise.
+`forms.txt` covers the instruction families that compilers and hand-written kernels emit (DeepGEMM, FlashMLA, CUTLASS,
+Triton); each line was accepted by ptxas. Whether forms compute right is for the other tests and bench/ptx_bitwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulator still gives the bits that an H200 gave: every case of bench/evidence/ptx_bitwise.jsonl is run again. Needs no GPU."""
+"""The simulator gives the bits that an H200 gave: all cases of bench/evidence/ptx_bitwise.jsonl run again, without a GPU."""
 
 from __future__ import annotations
 

@@ -12,15 +12,27 @@ LANES = np.arange(32, dtype=np.uint32)
 RNG = np.random.default_rng
 
 
-def run(body: str, words: int, threads: int = 32, shared: str = "", args: tuple[np.ndarray, ...] = (), dev: int = simlib.SM100) -> np.ndarray:
+def run(
+    body: str,
+    words: int,
+    threads: int = 32,
+    shared: str = "",
+    args: tuple[np.ndarray, ...] = (),
+    dev: int = simlib.SM100,
+) -> np.ndarray:
     """Parameters o (the result), then `args`; registers %t (thread), %r*, %x*."""
     names = ["o", *(f"i{j}" for j in range(len(args)))]
     text = (
-        HEAD.format(target="sm_90a" if dev == simlib.SM90 else "sm_100a") + shared
-        + ".visible .entry k(" + ", ".join(f".param .u64 p_{n}" for n in names) + ") {\n"
+        HEAD.format(target="sm_90a" if dev == simlib.SM90 else "sm_100a")
+        + shared
+        + ".visible .entry k("
+        + ", ".join(f".param .u64 p_{n}" for n in names)
+        + ") {\n"
         ".reg .b32 %r<80>, %t; .reg .b64 %x<8>, %o; .reg .pred %p, %one;\n"
         + "".join(f".reg .b64 %{n}; ld.param.u64 %{n}, [p_{n}];\n" for n in names[1:])
-        + "ld.param.u64 %o, [p_o]; mov.u32 %t, %tid.x; setp.eq.u32 %one, %t, 0;\n" + body + "\nret; }\n"
+        + "ld.param.u64 %o, [p_o]; mov.u32 %t, %tid.x; setp.eq.u32 %one, %t, 0;\n"
+        + body
+        + "\nret; }\n"
     )
     out = np.zeros(words, np.uint32)
     simlib.Module(text, dev).launch("k", 1, threads, out, *args)
@@ -39,10 +51,16 @@ def test_stmatrix_of_bytes(count: int) -> None:
         f"setp.lt.u32 %p, %t, {8 * count}; @!%p ret; ld.shared.v4.u32 {{%r0, %r1, %r2, %r3}}, [%r10];\n"
         "mul.wide.u32 %x0, %t, 16; add.s64 %x0, %x0, %o; st.global.v4.u32 [%x0], {%r0, %r1, %r2, %r3};"
     )
-    got = run(body, 32 * count, shared=".shared .align 128 .b8 buf[512];\n", args=(v,)).view(np.uint8).reshape(count, 8, 16)
+    got = (
+        run(body, 32 * count, shared=".shared .align 128 .b8 buf[512];\n", args=(v,))
+        .view(np.uint8)
+        .reshape(count, 8, 16)
+    )
     for m in range(count):
         for r in range(8):
-            assert got[m, r].tolist() == [int(v[c % 8 * 4 + r // 2, m]) >> 8 * (r % 2 + 2 * (c // 8)) & 255 for c in range(16)]
+            assert got[m, r].tolist() == [
+                int(v[c % 8 * 4 + r // 2, m]) >> 8 * (r % 2 + 2 * (c // 8)) & 255 for c in range(16)
+            ]
 
 
 @pytest.mark.parametrize(("shape", "repeat"), [("32x32b", 2), ("16x64b", 2), ("16x128b", 1), ("16x256b", 1)])
@@ -60,7 +78,8 @@ def test_packed_tensor_memory_loads(shape: str, repeat: int) -> None:
     put = ", ".join(f"%r{j}" for j in range(cols))
     get = ", ".join(f"%r{40 + j}" for j in range(per))
     body = (
-        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [at], 32; ld.shared.u32 %r30, [at];\n" + fill
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [at], 32; ld.shared.u32 %r30, [at];\n"
+        + fill
         + f"tcgen05.st.sync.aligned.32x32b.x{cols}.b32 [%r30], {{{put}}}; tcgen05.wait::st.sync.aligned;\n"
         f"tcgen05.ld.sync.aligned.{shape}.x{repeat}.pack::16b.b32 {{{get}}}, [%r30]; tcgen05.wait::ld.sync.aligned;\n"
         f"mul.wide.u32 %x0, %t, {4 * per}; add.s64 %x0, %x0, %o;\n"
@@ -143,7 +162,12 @@ def test_rows_for_each_sub_partition() -> None:
         "mul.wide.u32 %x0, %t, 32; add.s64 %x0, %x0, %o; st.global.v4.u32 [%x0], {%r40, %r41, %r42, %r43}; st.global.v4.u32 [%x0+16], {%r44, %r45, %r46, %r47};\n"
         "tcgen05.fence::before_thread_sync; bar.sync 0; setp.lt.u32 %p, %t, 32; @%p tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r30, 32;"
     )
-    got = run(body, 1024, threads=128, shared=".shared .align 1024 .b8 buf[256]; .shared .align 8 .b64 bar; .shared .align 4 .b32 at;\n").reshape(128, 8)
+    got = run(
+        body,
+        1024,
+        threads=128,
+        shared=".shared .align 1024 .b8 buf[256]; .shared .align 8 .b64 bar; .shared .align 4 .b32 at;\n",
+    ).reshape(128, 8)
     # no swizzle: core matrices of 8 rows by 16 bytes, the second one 128 bytes further on
     for lane in range(128):
         row = lane // 32
