@@ -1,4 +1,4 @@
-"""The simulator gives the bits that an H200 gave: all cases of bench/evidence/ptx_bitwise.jsonl run again, without a GPU."""
+"""The simulator gives the bits that an H200 gave: all cases of bench/evidence/ptx_bitwise.jsonl, without a GPU."""
 
 from __future__ import annotations
 
