@@ -150,7 +150,7 @@ u64 run_warp(Warp& w, u64 budget) {
                 if (in.touches_wgmma && !in.is_wgmma) w.wgmma_fenced = false;
                 if (!in.aligned || converge(x, lanes, w.live)) in.fn(x, in, lanes);
                 if (x.blocked) {
-                    if (m.config.drift) merge(w);  // the others may wait at this very instruction
+                    if (w.frags.size() > 1) merge(w);  // the others may wait at this very instruction
                     break;
                 }
                 if (x.exited || !x.jumps.empty()) {
