@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """tcgen05.mma.sp against a plain product: metadata in tensor memory as CuTe's tmem_e_frg lays it out, restated here."""
 
 from __future__ import annotations
