@@ -48,8 +48,9 @@ class Kept:
     log: torch.Tensor
 
 
-Candidates = Callable[[Scaled], "int | None"]
-"""How many of the largest tokens `cut` must look at, given the scaled logits; None: no order is needed."""
+Candidates = Callable[[Scaled], "int | torch.Tensor | None"]
+"""How many of the largest tokens `cut` must look at, given the scaled logits, or their ids [n, C] from high to low
+(ties to the lower id); None: no order is needed."""
 
 
 def all_candidates(args: Args) -> Candidates:
@@ -78,16 +79,21 @@ def scale(x: torch.Tensor, temperature: torch.Tensor | None) -> Scaled:
     return Scaled(x, log, valid[:, 0], greedy)
 
 
-def cut(scaled: Scaled, args: Args, candidates: int | None) -> Kept:
+def ordered(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the `count` largest values of each row of x [n, V], from high to low, ties to the lower id."""
+    keys = ordered_keys(x)
+    return keys.argsort(1, descending=True) if count >= x.shape[1] else keys.topk(count, 1).indices
+
+
+def cut(scaled: Scaled, args: Args, candidates: int | torch.Tensor | None) -> Kept:
     """Apply top-k, top-p and min-p.
 
-    `candidates` is how many of the largest tokens to look at: V is always right; fewer is right only if no row keeps
-    more (the caller knows). None: neither top-k nor top-p is asked for.
+    `candidates` is how many of the largest tokens to look at, or which ones in order: V is always right; fewer is right
+    only if no row keeps more (the caller knows). None: neither top-k nor top-p is asked for.
     """
     ids, log = None, scaled.log
     if candidates is not None and log.shape[1]:
-        keys = ordered_keys(scaled.x)
-        ids = keys.argsort(1, descending=True) if candidates >= log.shape[1] else keys.topk(candidates, 1).indices
+        ids = ordered(scaled.x, candidates) if isinstance(candidates, int) else candidates
         total = scaled.log.exp().sum(1, dtype=torch.float64)
         log = log.gather(1, ids)
         log = _top_p(log, *_top_k(log, args["top_k"], total), args["top_p"])

@@ -59,31 +59,64 @@ def without_identities(args: Args) -> Args:
 
 
 def enough(args: Args) -> Candidates:
-    """How many sorted candidates the rows of this call need."""
+    """Which sorted candidates the rows of this call need."""
 
-    def count(scaled: Scaled) -> int | None:
-        top_k, top_p = args["top_k"], args["top_p"]
-        if top_k is None and top_p is None:
-            return None
-        rows, vocab = scaled.x.shape
-        limit = torch.full((rows,), vocab) if top_k is None else torch.where(top_k > 0, top_k.long(), vocab)
-        limit = limit.clamp(max=vocab)
-        if scaled.greedy is not None:
-            limit = torch.where(scaled.greedy, 1, limit)
-        largest = int(limit.max()) if rows else 0
-        if largest <= FEW or vocab <= 2 * FEW or top_p is None:
-            return largest
-        # A margin far above the rounding of the sums, so that the cut surely lies inside.
-        mass = scaled.log.exp().sum(1, dtype=torch.float64) * (top_p.double() + 1e-4)
-        for few in (FEW, MANY):
-            if vocab <= 2 * few:
-                break
-            held = scaled.log.topk(few, 1).values.exp().sum(1, dtype=torch.float64)
-            if not bool(((limit > few) & ~(held > mass)).any()):
-                return min(largest, few)
+    def find(scaled: Scaled) -> int | torch.Tensor | None:
+        count = _count(args, scaled)
+        return count if count is None else _first(scaled.x, count)
+
+    return find
+
+
+def _first(x: torch.Tensor, count: int) -> int | torch.Tensor:
+    """Ids of the `count` largest values in order where no two of them are equal, else their number.
+
+    Choosing among 32-bit values costs a tenth of making 64-bit keys that tell equal values apart.
+    """
+    if not 0 < count <= x.shape[1] // 2:
+        return count
+    found = x.topk(count + 1, 1)
+    if bool((found.values[:, 1:] == found.values[:, :-1]).any()):
+        return count
+    return found.indices[:, :count]
+
+
+def _count(args: Args, scaled: Scaled) -> int | None:
+    """How many sorted candidates are enough."""
+    top_k, top_p = args["top_k"], args["top_p"]
+    rows, vocab = scaled.x.shape
+    if top_k is None and top_p is None:
+        return None if args["min_p"] is None else _survivors(args["min_p"], scaled)
+    limit = torch.full((rows,), vocab) if top_k is None else torch.where(top_k > 0, top_k.long(), vocab)
+    limit = limit.clamp(max=vocab)
+    if scaled.greedy is not None:
+        limit = torch.where(scaled.greedy, 1, limit)
+    largest = int(limit.max()) if rows else 0
+    if largest <= FEW or vocab <= 2 * FEW or top_p is None:
         return largest
+    # A margin far above the rounding of the sums, so that the cut surely lies inside.
+    mass = scaled.log.exp().sum(1, dtype=torch.float64) * (top_p.double() + 1e-4)
+    for few in (FEW, MANY):
+        if vocab <= 2 * few:
+            break
+        held = scaled.log.topk(few, 1).values.exp().sum(1, dtype=torch.float64)
+        if not bool(((limit > few) & ~(held > mass)).any()):
+            return min(largest, few)
+    return largest
 
-    return count
+
+def _survivors(min_p: torch.Tensor, scaled: Scaled) -> int | None:
+    """The largest number of tokens that min-p leaves to a row, None where that is not few.
+
+    Random words are then made for these tokens alone.
+    """
+    rows, vocab = scaled.x.shape
+    if not rows or vocab <= 2 * FEW or bool((~(min_p > 0)).any()):
+        return None
+    floor = min_p.float().clamp(max=1.0)[:, None]
+    # With a margin for the rounding of log and exp; `cut` looks again.
+    count = int((scaled.log >= floor.log() - 1e-4).sum(1).max())
+    return count if count <= FEW else None
 
 
 class _Sampling(Kernel):
