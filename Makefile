@@ -42,7 +42,8 @@ test-long: setup
 	$(BIN)/python -m pytest -q -n $(JOBS)
 	mkdir -p build
 	$(BIN)/deepinfer conformance cpu --report build/conformance-cpu.json
-	$(BIN)/python -m deepinfer.conformance.evidence build/conformance-cpu.json bench/evidence/cpu.jsonl
+	$(BIN)/python -m deepinfer.conformance.evidence build/conformance-cpu.json bench/evidence/cpu.jsonl \
+		--commit $$(git describe --always --dirty=+)
 	$(BIN)/python -m deepinfer.conformance.docs
 
 bench: setup

@@ -98,13 +98,14 @@ def merge(path: Path, rows: Iterable[Row], taken_back: Collection[tuple[str, ...
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Command line: report.json evidence.jsonl."""
+    """Command line: report.json evidence.jsonl [--commit NAME]."""
     parser = argparse.ArgumentParser(prog="python -m deepinfer.conformance.evidence", description=__doc__)
     parser.add_argument("report", type=Path, help="JSON report of a conformance run")
     parser.add_argument("evidence", type=Path, help="JSONL file that gets the rows")
+    parser.add_argument("--commit", help="commit of the sources that ran; goes into each row")
     options = parser.parse_args(argv)
     report = json.loads(options.report.read_text("utf-8"))
-    rows = from_report(report)
+    rows = [{**row, "commit": options.commit} if options.commit else row for row in from_report(report)]
     merge(options.evidence, rows, refuted(report))
     print(f"{len(rows)} rows into {options.evidence}")
     return 0
