@@ -258,8 +258,8 @@ def prepack(weights: torch.Tensor | Quantized) -> Packed:
         weights: [N, K] or [G, N, K], plain or `Quantized`. They must not change afterwards.
 
     Returns:
-        `Packed`, accepted wherever weights are. It keeps the plain weights and may hold a second copy (on cpu float32,
-        4 bytes per weight on top).
+        `Packed`, accepted wherever weights are. It keeps the plain weights and may hold a second copy (on cpu 2
+        bytes per weight on top where half precision holds them exactly, else 4).
 
     Raises:
         InvalidArgument: wrong rank or type, or the weights lie on another device.
