@@ -47,10 +47,12 @@ def chance(found: torch.Tensor, yardstick: torch.Tensor, share: float) -> float:
 def excess(found: torch.Tensor, yardstick: torch.Tensor) -> list[str]:
     """Problems if errors `found` [positions, vocab] are larger than the yardstick's beyond chance."""
     problems = []
+    if not bool(found.isfinite().all()):
+        problems.append(f"{int((~found.isfinite()).sum())} errors are NaN or infinite")
+    if not bool(yardstick.isfinite().all()):
+        problems.append("the cpu's own errors are NaN or infinite: they allow nothing to be said")
     for share in QUANTILES:
         got, limit = (quantile(errors, share) for errors in (found, yardstick))
-        if math.isnan(got):
-            problems.append(f"quantile {share}: the error is NaN")
         if not got > limit:
             continue
         probability = chance(found, yardstick, share)

@@ -11,7 +11,7 @@ Invariants, all of them found by trying on the machine where it runs (`rooms`), 
   tiles of one and two rows, so rows are filled up to a number that is cut into larger tiles (1 and 2 become 3);
 - a call runs on one thread; threads that share a product take whole rows. So they change no bit.
 Bound: 2 N K bytes of weights for a few rows, 2 M N K FLOPs for many. A value of a row that leaves the normal numbers by
-the factor 2^-s (|s| <= 96, about 18 for weights around 0.1) loses bits or overflows.
+the factor 2^-s (0 <= s <= 96, about 18 for weights around 0.1) loses bits. Weights of 2^16 or more keep float32.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from typing import NoReturn
 
 import torch
 
@@ -32,7 +34,7 @@ MOST = 240  # rows of one call; the table of `rooms` ends here
 FEW = 16  # rows to which one may be filled up at most; more would cost what packing saves
 LARGEST = 15  # exponent of the largest scaled weight (fp16 ends below 2^16)
 WORTH = 1 << 24  # multiply-adds (0.3 ms of one core) from which a product is shared by threads
-FARTHEST = 96  # largest |s|: rows stay normal numbers
+FARTHEST = 96  # largest s: rows stay normal numbers
 # (N, K): inside one block of K, over several, and a rest of columns.
 PROBES = ((16, 96), (40, 256), (72, 1100))
 
@@ -75,11 +77,19 @@ Matrix = tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
 class Halves(torch.Tensor):
     """Packed weights: the tensor holds each matrix's power of two [G]; the matrices hang on it, one per group.
 
-    What torch derives from it (a slice, a copy) has no matrices, and `matrices_of` refuses it.
+    What torch derives from it (a slice, a clone) has no matrices, and `matrices_of` refuses it. FBGEMM's matrices are
+    objects behind a pointer, so they cannot be pickled or copied.
     """
 
     matrices: tuple[Matrix, ...]
     of: torch.Size
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("weights packed by deep_gmm.prepack cannot be copied or pickled; pack a copy of the plain ones")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__reduce_ex__(memo)
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch advises
 
 
@@ -120,7 +130,7 @@ def _scaled(matrix: torch.Tensor) -> tuple[torch.Tensor, int] | None:
     if not bool(largest.isfinite()):
         return None
     exponent = int(torch.frexp(largest).exponent) if float(largest) else LARGEST
-    shift = max(-FARTHEST, min(FARTHEST, LARGEST - exponent))
+    shift = max(0, min(FARTHEST, LARGEST - exponent))  # below 0 the rows would grow, and overflow beside weights of 0
     scaled = torch.ldexp(matrix, torch.tensor(shift))
     unscaled = torch.ldexp(scaled, torch.tensor(-shift))
     exact = torch.equal(scaled.half().float(), scaled) and torch.equal(unscaled, matrix)
@@ -137,7 +147,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def multiply(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-    """rows [M, K] of any float dtype times a packed matrix -> float32 [M, N]."""
+    """rows [M, K] in float32, bfloat16 or float16 times a packed matrix -> float32 [M, N]."""
     packed, back, column, width = matrix
     count = rows.shape[0]
     if count == 1:
@@ -162,7 +172,11 @@ def _parts(rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
     """Several calls, shared by as many threads as torch may use (it releases the interpreter's lock inside)."""
     threads = torch.get_num_threads()
     parts = torch.split(rows, min(MOST, -(-rows.shape[0] // threads)))
-    others = {i: _pool(threads - 1).submit(_part, part, packed) for i, part in enumerate(parts) if i % threads}
+    others: dict[int, Future[torch.Tensor]] = {}
+    with suppress(RuntimeError):  # the main thread has ended, and Python starts no more work in pools: all parts here
+        for i, part in enumerate(parts):
+            if i % threads:
+                others[i] = _pool(threads - 1).submit(_part, part, packed)
     made = [others[i].result() if i in others else _part(part, packed) for i, part in enumerate(parts)]
     return made[0] if len(made) == 1 else torch.cat(made)
 
