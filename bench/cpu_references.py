@@ -9,6 +9,7 @@ shared, and what others do only ever adds time). Cases tagged "profile:hardware"
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import time
 from collections.abc import Callable
@@ -68,7 +69,8 @@ def main() -> None:
         print(f"{row['op']:38} {row['case'][:56]:56} reference {row['reference_ms']:9.2f} ms, portable "
               f"{row['portable_ratio']:6.2f} x, {row['kernel']} {row['kernel_ratio']:6.2f} x", flush=True)
         if options.out:
-            rows.append(options.out, [row])
+            with options.out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
 
 
 if __name__ == "__main__":
