@@ -1,16 +1,16 @@
 """How much faster the CPU's kernels and the portable forms are than the float64 references, in one run.
 
-    python bench/cpu_references.py --op 'flash_mla.*' --op 'deep_gmm.*' --out rows.jsonl
+    python bench/cpu_references.py --op 'flash_mla.*decode' --op 'deep_gmm.*' --out rows.jsonl
 
-Reference, portable form and kernel of a case take turns; the ratio is that of their best times (the machine may be
-shared, and what others do only ever adds time). Cases tagged "profile:hardware" are too large for a host.
+Reference, portable form and kernel of a case take turns on one thread, in CPU time of the process; the ratio is that of
+their best times (the machine may be shared, and what others do only ever adds time). Cases tagged "profile:hardware"
+are too large for a host.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +31,9 @@ def best_times(calls: list[Callable[[], Any]], rounds: int, seconds: float) -> l
     end = time.perf_counter() + seconds
     for count in range(rounds):
         for index, call in enumerate(calls):
-            start = time.perf_counter()
+            start = time.process_time()
             call()
-            best[index] = min(best[index], time.perf_counter() - start)
+            best[index] = min(best[index], time.process_time() - start)
         if count and time.perf_counter() > end:
             break
     return best
@@ -42,15 +42,16 @@ def best_times(calls: list[Callable[[], Any]], rounds: int, seconds: float) -> l
 def measured(device: Any, case: Case, options: argparse.Namespace) -> dict[str, Any]:
     spec = get_spec(case.op)
     op, args = Op(spec), case.build()
+    given = tuple(args[param.name] for param in spec.params)
     absent = (None,) * len(spec.returns)
-    calls = [lambda: spec.reference(args), lambda: spec.portable(args, absent), lambda: op(*args.values())]
+    calls = [lambda: spec.reference(args), lambda: spec.portable(args, absent), lambda: op(*given)]
     times = dict(zip(NAMES, best_times(calls, options.rounds, options.seconds), strict=True))
     return {
         "bench": "cpu_references", "op": case.op, "case": case.id, "device": device.props.name,
-        "driver_kind": "host", "clock": "wall", "threads": torch.get_num_threads(),
+        "driver_kind": "host", "clock": "cpu", "threads": torch.get_num_threads(),
         **{f"{name}_ms": round(1e3 * value, 3) for name, value in times.items()},
         **{f"{name}_ratio": round(times["reference"] / times[name], 2) for name in NAMES[1:]},
-        "kernel": op.resolve(device, tuple(args.values())).kernel.name,
+        "kernel": op.resolve(device, given).kernel.name,
         "commit": rows.commit(), "versions": {"torch": torch.__version__, "deepinfer": deepinfer.__version__},
     }
 
@@ -58,13 +59,14 @@ def measured(device: Any, case: Case, options: argparse.Namespace) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--op", action="append", required=True, help="pattern of ops (repeatable)")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=3.0, help="about how long a case may take")
+    parser.add_argument("--case", action="append", help="pattern of case names (repeatable)")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--seconds", type=float, default=1.5, help="about how long a case may take")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    torch.set_num_threads(1)
     device = deepinfer.set_backend("cpu")
-    for case in runner.select(device, options.op, None):
+    for case in runner.select(device, options.op, options.case):
         row = measured(device, case, options)
         print(f"{row['op']:38} {row['case'][:56]:56} reference {row['reference_ms']:9.2f} ms, portable "
               f"{row['portable_ratio']:6.2f} x, {row['kernel']} {row['kernel_ratio']:6.2f} x", flush=True)

@@ -76,23 +76,17 @@ def decode_rows(parts: Fields, layout: Layout, dtype: torch.dtype = torch.float3
     """Bytes [n, ...] of a quantised `layout` -> rows [n, width] in `dtype` (float32 or float64)."""
     scales = decode_scales(parts.scales, layout).to(dtype)
     codes = _values(parts.codes, layout.bits).to(dtype).view(*scales.shape, layout.tile)
-    rows = codes.mul_(scales[..., None]).flatten(1)
     if not layout.plain:
-        return rows
-    return torch.cat((rows, parts.plain.contiguous().view(torch.bfloat16).to(dtype)), dim=1)
-
-
-_tables: dict[tuple[torch.device, int], torch.Tensor] = {}
+        return codes.mul_(scales[..., None]).flatten(1)
+    rows = torch.empty((codes.shape[0], layout.width), dtype=dtype, device=codes.device)
+    torch.mul(codes, scales[..., None], out=rows[:, : layout.coded].unflatten(1, scales.shape[1:] + (layout.tile,)))
+    rows[:, layout.coded :] = parts.plain.contiguous().view(torch.bfloat16)
+    return rows
 
 
 def _values(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Code bytes [n, k] -> float32 values [n, k * 8 / bits], through a table of all 256 bytes."""
-    table = _tables.get((codes.device, bits))
-    if table is None:
-        every = torch.arange(256, dtype=torch.uint8, device=codes.device)[:, None]
-        made = q.e4m3_decode(every) if bits == 8 else q.e2m1_decode(q.e2m1_unpack(every))
-        table = _tables.setdefault((codes.device, bits), made)
-    return table.index_select(0, codes.flatten().int()).view(codes.shape[0], codes.shape[1] * 8 // bits)
+    """Code bytes [n, k] -> float32 values [n, k * 8 / bits]."""
+    return q.e4m3_decode(codes) if bits == 8 else q.e2m1_decode_packed(codes)
 
 
 def take(view: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ import torch
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 UE8M0_NAN = 0xFF
+E4M3_BITS = -0x80000000 | 0x7F << 20  # sign and code of a byte that was widened with its sign and shifted by 20
+MANY = 1 << 14  # codes from which nine vector operations are faster than four calls for a look-up
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # Midpoints between neighbours; a tie goes to the even code, so some belong to the lower and some to the upper one.
@@ -26,14 +28,22 @@ def e4m3_encode(x: torch.Tensor) -> torch.Tensor:
 
 def e4m3_decode(q: torch.Tensor) -> torch.Tensor:
     """float8_e4m3fn (or its uint8 bytes) -> float32, exact."""
-    if q.device.type == "cpu":  # torch converts fp8 element by element there; a look-up is faster
-        return _look_up(_E4M3_TABLE, q.view(torch.uint8))
+    if q.device.type == "cpu":  # torch converts fp8 element by element there
+        return _look_up(_E4M3_TABLE, q.view(torch.uint8)) if q.numel() < MANY else _e4m3_shifted(q.view(torch.int8))
     return (q if q.dtype is torch.float8_e4m3fn else q.view(torch.float8_e4m3fn)).float()
 
 
+def _e4m3_shifted(q: torch.Tensor) -> torch.Tensor:
+    """Bytes as int8 -> float32: shifted to where float32 keeps exponent and mantissa, times 2^(127 - 7)."""
+    bits = q.to(torch.int32).bitwise_left_shift_(20).bitwise_and_(E4M3_BITS)
+    value = bits.view(torch.float32).mul_(2.0**120)
+    code = q.bitwise_and(0x7F)
+    return value.masked_fill_(code == 0x7F, torch.nan) if int(code.amax()) == 0x7F else value
+
+
 def _look_up(table: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
-    """table[code] for a table [256, ...]."""
-    return table.index_select(0, code.reshape(-1).int()).reshape(*code.shape, *table.shape[1:])
+    """table[code] for a table [256]; torch gathers from tables of one dimension several times faster."""
+    return table.index_select(0, code.reshape(-1).int()).view(code.shape)
 
 
 def e2m1_encode(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +66,7 @@ def e2m1_decode(code: torch.Tensor) -> torch.Tensor:
 def e2m1_decode_packed(packed: torch.Tensor) -> torch.Tensor:
     """Bytes [..., n] of two codes each -> float32 [..., 2n]."""
     data = packed.view(torch.uint8)
-    return _look_up(_E2M1_PAIRS.to(data.device), data).flatten(-2)
+    return _look_up(_E2M1_PAIRS.to(data.device), data).view(torch.float32)
 
 
 def e2m1_pack(code: torch.Tensor) -> torch.Tensor:
@@ -95,4 +105,4 @@ def ue8m0_decode(byte: torch.Tensor) -> torch.Tensor:
 
 _BYTES = torch.arange(256, dtype=torch.uint8)
 _E4M3_TABLE = _BYTES.view(torch.float8_e4m3fn).float()
-_E2M1_PAIRS = e2m1_decode(e2m1_unpack(_BYTES.unsqueeze(-1)))
+_E2M1_PAIRS = e2m1_decode(e2m1_unpack(_BYTES.unsqueeze(-1))).view(torch.int64).squeeze(-1)  # two float32 each
