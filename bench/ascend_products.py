@@ -148,7 +148,8 @@ def moved(entry: str, count: int, width: int) -> Slice:
     if entry == "ep_pull":
         return launch("ep_exchange", entry, layout.pull(0, 1, window, planes, heads))
     table, index = torch.tensor([window.data_ptr()]), torch.arange(count)
-    return launch("ep_exchange", entry, layout.push(0, 1, planes, index, heads, [window], table))
+    fault = torch.zeros(2, dtype=torch.int32)
+    return launch("ep_exchange", entry, layout.push(0, 1, planes, index, heads, [window], table, fault))
 
 
 @cache

@@ -55,12 +55,13 @@ class AscendDevice(DriverDevice):
 
     def enable_peer(self, other: Device) -> None:
         """Simulated devices reach each other's memory as it is; devices of the machine ask their driver."""
-        if other.backend != self.backend or other.simulated != self.simulated:
+        alike = other.backend == self.backend and other.simulated == self.simulated
+        if alike and self.simulated:
+            return
+        found = self.raw_driver.extension(PEER_EXTENSION) if alike else None
+        if found is None:
             super().enable_peer(other)
-        elif not self.simulated:
-            found = self.raw_driver.extension(PEER_EXTENSION)
-            if found is None:
-                super().enable_peer(other)
+        else:
             found.enable(self.index, other.index)
 
 

@@ -36,7 +36,7 @@ NUMBERS: dict[str, Sequence[int]] = {
     **asc_attention.NUMBERS,
     "ep_reduce": range(50, 52),
     "gemm_vec": (27, *range(60, 65)),
-    "ep_exchange": range(70, 75),
+    "ep_exchange": range(70, 78),
     "group_index": range(80, 85),
     "swiglu": range(90, 94),
 }

@@ -28,6 +28,7 @@ class Ranks:
         self.modules = [sim.module_load(sim.open(rank), Image(image, "elf", "ep_exchange")) for rank in range(RANKS)]
         self.sent: dict[tuple[int, int], tuple[list[torch.Tensor], torch.Tensor, list[int]]] = {}
         self.heads: dict[tuple[int, int], torch.Tensor] = {}
+        self.faults = [torch.zeros(RANKS + 1, dtype=torch.int32) for _ in range(RANKS)]
         self.keep: list[object] = []
 
     def _member(self, entry: str, rank: int, grid: int, args: list[Arg]) -> GroupLaunch:
@@ -42,13 +43,13 @@ class Ranks:
         heads[:, layout.ROWS], heads[:, layout.BLOCKS], heads[:, layout.WORDS] = counts, BLOCKS, 1000 * epoch + rank
         self.sent[rank, epoch] = (planes, index, counts.tolist())
         self.keep.append(heads)
-        args = self.windows.push(rank, epoch, planes, index, heads, self.memory, self.table)
+        args = self.windows.push(rank, epoch, planes, index, heads, self.memory, self.table, self.faults[rank])
         return self._member("ep_push", rank, BLOCKS, args)
 
-    def wait(self, rank: int, epoch: int, polls: int = 10000) -> tuple[GroupLaunch, torch.Tensor]:
+    def wait(self, rank: int, epoch: int, polls: int = 10000, final: bool = False) -> tuple[GroupLaunch, torch.Tensor]:
         heads, arrived = torch.zeros(RANKS, layout.HEAD, dtype=torch.int64), torch.zeros(RANKS, dtype=torch.int32)
         self.heads[rank, epoch] = heads
-        args = self.windows.wait(rank, epoch, self.memory[rank], arrived, heads, polls)
+        args = self.windows.wait(rank, epoch, self.memory[rank], arrived, heads, self.faults[rank], polls, final)
         return self._member("ep_wait", rank, 1, args), arrived
 
     def pull(self, rank: int, epoch: int) -> None:
@@ -101,12 +102,47 @@ def half_arrived(ranks: Ranks) -> None:
     launch, arrived = ranks.wait(0, 1, polls=3)
     ranks.sim.launch_group([launch])
     assert arrived.tolist() == [1, 0, 1]
+    assert ranks.faults[0].tolist() == [0, 0, 0, 0]
+
+
+def missed(ranks: Ranks) -> None:
+    """What a final wait misses is a fault: that rank pushes and finds nothing any more, and the others miss it."""
+    ranks.sim.launch_group([ranks.push(rank, 1) for rank in (0, 2)])
+    launch, arrived = ranks.wait(0, 1, polls=3, final=True)
+    ranks.sim.launch_group([launch])
+    assert arrived.tolist() == [1, 0, 1]
+    assert ranks.faults[0].tolist() == [0, 1, 0, 1]
+    ranks.sim.launch_group([ranks.push(rank, 2) for rank in range(RANKS)])
+    launch, arrived = ranks.wait(0, 2, polls=3)
+    ranks.sim.launch_group([launch])
+    assert arrived.tolist() == [0, 0, 0]
+    launch, arrived = ranks.wait(2, 2, polls=3, final=True)
+    ranks.sim.launch_group([launch])
+    assert arrived.tolist() == [0, 1, 1]
+    assert ranks.faults[2].tolist() == [2, 0, 0, 2]
+
+
+def too_many(ranks: Ranks, count: int) -> None:
+    """A count beyond the records of a window, or the rows of the outputs, is cut: nothing else is read or written."""
+    ranks.sim.launch_group([ranks.push(rank, 1) for rank in range(RANKS)])
+    launch, _ = ranks.wait(0, 1)
+    ranks.sim.launch_group([launch])
+    heads = ranks.heads[0, 1]
+    heads[1, layout.ROWS] = count
+    first = int(heads[0, layout.ROWS])
+    out = [torch.full((first + 2, width), 0x5A, dtype=torch.uint8) for width in WIDTHS]
+    args = ranks.windows.pull(0, 1, ranks.memory[0], out, heads)
+    ranks.sim.launch_group([ranks._member("ep_pull", 0, BLOCKS, args)])
+    planes, index, counts = ranks.sent[0, 1]
+    assert torch.equal(out[0][:first], planes[0][index.split(counts)[0]])
 
 
 def attempts(sim: SimDriver, mutant: int) -> None:
     """Everything that must fail for a broken protocol."""
     hurried(Ranks(sim, mutant))
     half_arrived(Ranks(sim, mutant))
+    missed(Ranks(sim, mutant))
+    too_many(Ranks(sim, mutant), 1000)
     ranks = Ranks(sim, mutant)
     for epoch, policy in enumerate((0, 1, 2, 2, 2), 1):
         sim.set_option("policy", policy)

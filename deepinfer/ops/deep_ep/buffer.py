@@ -253,6 +253,17 @@ class ExpertBuffer:
         call = CombineCall(y, handle.state, handle.layout, weights, bias, reduce == "slots", out)
         return self._guarded("combine", lambda deadline: self._transport.combine(call, deadline))
 
+    def check(self) -> None:
+        """Raise what went wrong on the device in calls with sync=False, which read nothing and so cannot say it.
+
+        Waits for the device and reads it; a call with sync=True does the same. Until then results are as if the ranks
+        that were missed had sent nothing.
+
+        Raises:
+            CommTimeout: rows of a rank did not arrive; `missing` names it. The buffer can then only be closed.
+        """
+        self._guarded("check", lambda _: self._transport.check())
+
     def close(self) -> None:
         """Give back this rank's communication memory; handles become useless.
 

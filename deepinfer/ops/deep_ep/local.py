@@ -170,8 +170,8 @@ class LocalTransport(Transport):
     name = "local"
 
     def __init__(self, geometry: Geometry, device: Device, box: _Mailbox, host_counts: bool) -> None:
-        super().__init__(geometry, device)
-        self._box, self.host_counts = box, host_counts
+        super().__init__(geometry, device, host_counts=host_counts)
+        self._box = box
 
     def exchange(self, out: Outgoing, deadline: Deadline) -> Incoming:
         self._post(out)

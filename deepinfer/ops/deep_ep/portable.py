@@ -6,7 +6,8 @@
 
 Invariants: every order below is fixed by (rank, token, slot), so results do not depend on timing; bits follow the
 contract of `deep_ep.reduce`. Counts of rows are read on the host with sync=True, and where they lie in host memory
-anyway (`Transport.host_counts`); elsewhere sync=False works without them (`unread`).
+anyway (`Transport.host_counts`); elsewhere sync=False works without them (`unread`), at no cost in rows where the
+transport takes counts on the device (`Transport.device_counts`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from typing import Any
 
 import torch
 
-from deepinfer.errors import InvalidArgument
 from deepinfer.ops.deep_ep import unread
 from deepinfer.ops.deep_ep.expert_layout import ExpertLayout
 from deepinfer.ops.deep_ep.geometry import Geometry, expert_capacity
@@ -31,6 +31,7 @@ from deepinfer.registry import Op, get_spec
 _send_plan = Op(get_spec(SendPlan.name))
 _expert_layout = Op(get_spec(ExpertLayout.name))
 _reduce = Op(get_spec(Reduce.name))
+_Counts = tuple[int, ...] | torch.Tensor  # on the host, or [R] on the device
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,17 @@ class CombineCall:
 
 @dataclass(frozen=True)
 class _Return:
-    """Portable state of a handle: return addresses at the source, and at the destination who sent which row."""
+    """Portable state of a handle: return addresses at the source, and at the destination who sent which row.
 
+    `number` counts the buffer's dispatches. `packed`: with reduce="slots" one row comes back per used slot; else K per
+    row sent.
+    """
+
+    number: int
     rank_row: torch.Tensor
     slot_row: torch.Tensor
-    sent: tuple[int, ...]
-    sent_slots: tuple[int, ...]
-    received: tuple[int, ...]
-    host_counts: bool
+    packed: bool
+    received: _Counts
     row_of: torch.Tensor
 
 
@@ -117,13 +121,14 @@ _Back = Callable[..., _Return]  # (row_of=...)
 def dispatch(transport: Transport, call: DispatchCall, deadline: Deadline) -> Delivery:
     """Send rows, then lay out what arrived."""
     geometry = transport.geometry
-    index, back = _plan(transport, call)
+    transport.dispatches += 1
+    sent, index, back = _plan(transport, call)
     payload = [to_bytes(part) for part in tensors(call.x)]
     meta = to_bytes(torch.cat((call.slots, call.weights.contiguous().view(torch.int32)), dim=1))
     header = Header("dispatch", (("rows' format", format_code(call.x)), ("placement", call.placement)))
-    arrived = transport.exchange(Outgoing(header, back.sent, (*payload, meta), index), deadline)
+    arrived = transport.exchange(_outgoing(header, sent, (*payload, meta), index, geometry.token_rows), deadline)
     got = _open(arrived, call, geometry)
-    state = partial(replace, back, received=arrived.counts)
+    state = partial(replace, back, received=_counts(arrived))
     capacity = geometry.row_capacity(call.layout, call.alignment)
     known = call.sync or transport.host_counts
     if call.layout == "experts":
@@ -131,22 +136,24 @@ def dispatch(transport: Transport, call: DispatchCall, deadline: Deadline) -> De
     return _by_token(call, capacity, geometry.local_slots, got, state, known)
 
 
-def _plan(transport: Transport, call: DispatchCall) -> tuple[torch.Tensor, _Return]:
-    """Which token stands in each row that is sent, and where results will return; what is received is not known yet."""
+def _plan(transport: Transport, call: DispatchCall) -> tuple[_Counts, torch.Tensor, _Return]:
+    """Rows for each rank, which token stands in each, and where results will return; what is received is not known."""
     local, ranks = transport.geometry.local_slots, transport.geometry.size
-    tokens, lanes = call.slots.shape
-    counts, token, rank_row, slot_counts, slot_row = _send_plan(call.slots, ranks, local)
-    if transport.host_counts:
-        sent, sent_slots = tuple(counts.tolist()), tuple(slot_counts.tolist())
-        return token[: sum(sent)].long(), _Return(rank_row, slot_row, sent, sent_slots, (), True, slot_row)
-    if call.sync:
+    tokens = call.slots.shape[0]
+    counts, token, rank_row, _, slot_row = _send_plan(call.slots, ranks, local)
+    number, packed = transport.dispatches, transport.host_counts or transport.device_counts
+    if transport.device_counts and not call.sync:
+        return counts, token.long(), _Return(number, rank_row, slot_row, packed, (), slot_row)
+    sent: tuple[int, ...]
+    if packed or call.sync:
         sent = tuple(counts.tolist())
         index = token[: sum(sent)].long()
     else:
         sent, index = (tokens,) * ranks, torch.arange(tokens, device=token.device).repeat(ranks)
         rank_row = unread.padded_rank_row(call.slots, rank_row, local)
-    slot_row = unread.lane_rows(call.slots, rank_row, slot_row, local)
-    return index, _Return(rank_row, slot_row, sent, tuple(n * lanes for n in sent), (), False, slot_row)
+    if not packed:
+        slot_row = unread.lane_rows(call.slots, rank_row, slot_row, local)
+    return sent, index, _Return(number, rank_row, slot_row, packed, (), slot_row)
 
 
 def _open(arrived: Incoming, call: DispatchCall, geometry: Geometry) -> _Received:
@@ -157,6 +164,8 @@ def _open(arrived: Incoming, call: DispatchCall, geometry: Geometry) -> _Receive
     meta = from_bytes(meta_bytes, torch.int32)
     ids = meta[:, :lanes] - geometry.rank * geometry.local_slots
     here = (ids >= 0) & (ids < geometry.local_slots)
+    if arrived.device_counts is not None:
+        here &= (torch.arange(len(ids), device=ids.device) < arrived.device_counts.sum())[:, None]
     weights = meta[:, lanes:].contiguous().view(torch.float32)
     return _Received(parts, torch.where(here, ids, -1), torch.where(here, weights, 0.0))
 
@@ -240,17 +249,12 @@ def _capacity_rows(call: DispatchCall, capacity: int) -> list[torch.Tensor]:
 def combine(transport: Transport, call: CombineCall, deadline: Deadline) -> torch.Tensor:
     """Send results back, summed per rank or slot by slot, and add them at the source."""
     back: _Return = call.state
-    header = Header("combine", (("reduce (0 = ranks, 1 = slots)", int(call.by_slot)), ("dtype", format_code(call.y))))
-    if call.by_slot:
-        out, expected, address = _slot_rows(call, back, header), back.sent_slots, back.slot_row
-    else:
-        out, expected, address = _rank_rows(call, back, header), back.sent, back.rank_row
-    arrived = transport.exchange(out, deadline)
-    if arrived.counts != expected:
-        raise InvalidArgument(
-            f"deep_ep.combine: handle: got {list(arrived.counts)} rows back from the ranks, must be {list(expected)} "
-            "for this handle; all ranks must combine the same dispatch"
-        )
+    summed = ("reduce (0 = ranks, 1 = slots)", int(call.by_slot))
+    number = ("number of the handle's dispatch", back.number)
+    header = Header("combine", (number, summed, ("dtype", format_code(call.y))))
+    out = _slot_rows(call, back, header) if call.by_slot else _rank_rows(call, back, header)
+    address = back.slot_row if call.by_slot else back.rank_row
+    arrived = transport.exchange(replace(out, room=address.numel()), deadline)
     rows = from_bytes(arrived.planes[0], call.y.dtype)
     weights = None
     if len(arrived.planes) > 1:
@@ -259,14 +263,26 @@ def combine(transport: Transport, call: CombineCall, deadline: Deadline) -> torc
     return y
 
 
+def _outgoing(
+    header: Header, counts: _Counts, planes: tuple[torch.Tensor, ...], index: torch.Tensor, room: int = 0
+) -> Outgoing:
+    if isinstance(counts, torch.Tensor):
+        return Outgoing(header, (), planes, index, counts, room)
+    return Outgoing(header, counts, planes, index)
+
+
+def _counts(arrived: Incoming) -> _Counts:
+    return arrived.counts if arrived.device_counts is None else arrived.device_counts
+
+
 def _rank_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
     """One row per row received: its slots here added in order. A lone unweighted row crosses as it is."""
-    index = torch.arange(sum(back.received), device=call.y.device)
+    index = torch.arange(back.row_of.shape[0], device=call.y.device)
     if call.layout == "experts" or call.weights is not None:
         (rows,) = _reduce(call.y, back.row_of, call.weights, None, call.y.dtype)
     else:
         rows, index = _one_or_more(call.y), back.row_of[:, 0].long().clamp(min=0)
-    return Outgoing(header, back.received, (to_bytes(rows),), index)
+    return _outgoing(header, back.received, (to_bytes(rows),), index)
 
 
 def _one_or_more(rows: torch.Tensor) -> torch.Tensor:
@@ -281,7 +297,10 @@ def _slot_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
     """
     weights = torch.ones(call.y.shape[0], device=call.y.device) if call.weights is None else call.weights
     planes = (to_bytes(_one_or_more(call.y)), to_bytes(_one_or_more(weights.unsqueeze(1))))
-    if not back.host_counts:  # all lanes of each row, used or not
+    if isinstance(back.received, torch.Tensor):
+        slots, index = unread.used_slots(back.row_of, back.received)
+        return _outgoing(header, slots, planes, index)
+    if not back.packed:  # all lanes of each row, used or not
         index = back.row_of.reshape(-1).long().clamp(min=0)
         return Outgoing(header, tuple(n * back.row_of.shape[1] for n in back.received), planes, index)
     used = back.row_of >= 0

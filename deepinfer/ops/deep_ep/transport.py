@@ -83,34 +83,48 @@ class Outgoing:
         header: announced to every rank.
         counts: rows for each rank; they stand in this order in `index`.
         planes: uint8 [n_i, w_i], parts of a record (payload, scales, ...), all indexed alike.
-        index: int64 [sum(counts)] row of each plane to send.
+        index: int64 [>= sum(counts)] row of each plane to send; entries past the sum are not looked at.
+        device_counts: for transports that take them: int32 or int64 [R] in place of `counts`, never read on the host.
+        room: with them, the most rows that can arrive.
     """
 
     header: Header
     counts: tuple[int, ...]
     planes: tuple[torch.Tensor, ...]
     index: torch.Tensor
+    device_counts: torch.Tensor | None = None
+    room: int = 0
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """Rows from all ranks in rank order: how many from each, and the planes uint8 [sum(counts), w_i] (own memory)."""
+    """Rows from all ranks in rank order: how many from each, and the planes uint8 [sum(counts), w_i] (own memory).
+
+    Counts are of the kind that went out: with `device_counts` int64 [R], planes have `Outgoing.room` rows, and those
+    past the sum hold anything.
+    """
 
     counts: tuple[int, ...]
     planes: tuple[torch.Tensor, ...]
+    device_counts: torch.Tensor | None = None
 
 
 class Transport(abc.ABC):
     """One rank's end of one buffer's connection. Called by one thread at a time.
 
-    `host_counts`: the tensors of every rank lie in host memory, so counts may be read at any time; all ranks agree.
+    Attributes:
+        host_counts: the tensors of every rank lie in host memory, so counts may be read at any time. There is no
+            default: on a device that would be a wait nobody sees. All ranks agree.
+        device_counts: `exchange` takes and gives counts as tensors on the device, so that sync=False reads nothing and
+            sends no more than sync=True.
     """
 
     name: str
-    host_counts: bool = True
+    device_counts: bool = False
 
-    def __init__(self, geometry: Geometry, device: Device) -> None:
-        self.geometry, self.device = geometry, device
+    def __init__(self, geometry: Geometry, device: Device, *, host_counts: bool) -> None:
+        self.geometry, self.device, self.host_counts = geometry, device, host_counts
+        self.dispatches = 0
 
     @abc.abstractmethod
     def exchange(self, out: Outgoing, deadline: Deadline) -> Incoming:
@@ -124,6 +138,9 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give back this end's resources and let waiting peers know. Idempotent, waits for nobody."""
+
+    def check(self) -> None:
+        """Raise what calls that read nothing on the host could not say; may wait for the device. Here: nothing."""
 
     def abort(self) -> None:
         """Tell peers that this end has failed, so that they need not wait for their deadlines."""

@@ -2,7 +2,7 @@
 
 With sync=False every token goes to every rank, and the receiver keeps those that have a slot there; rows that come back
 stand at fixed places. That moves up to R times the rows, K times as many back with reduce="slots", which is what a
-host without counts can do; a transport of its own (peer memory) sends only what is needed.
+host without counts can do. A transport that takes counts on the device (peer memory) sends only what is needed.
 
 Invariants: no function here reads a value on the host; -1 marks "none" in every map of rows.
 """
@@ -43,6 +43,19 @@ def compacted(present: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch
     source = number.new_full((capacity + 1,), -1)
     source[number] = torch.arange(number.shape[0], device=number.device)
     return torch.where(present, number, -1).to(torch.int32), source[:capacity]
+
+
+def used_slots(row_of: torch.Tensor, received: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per source rank the slots used here [R], and the row of each in the order (source, token, slot), padded [N * K].
+
+    `row_of` [N,K] says where a slot's result lies or -1; `received` [R] rows came from each rank, the rest of N is -1.
+    """
+    used = row_of >= 0
+    before = torch.nn.functional.pad(used.sum(1).cumsum(0), (1, 0))
+    ends = received.long().cumsum(0)
+    _, pair = compacted(used.reshape(-1), used.numel())
+    rows = row_of.reshape(-1)[pair.clamp(min=0)] if used.numel() else pair
+    return before[ends] - before[ends - received], rows.long()
 
 
 def write_rows(

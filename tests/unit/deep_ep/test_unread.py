@@ -6,55 +6,22 @@ refuse whatever would make the host wait for a value.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepinfer.ops.deep_ep import case, reduce
+from deepinfer.errors import InvalidArgument
+from deepinfer.ops.deep_ep import case, reduce, unread
 from deepinfer.ops.deep_ep.buffer import ExpertBuffer
 from deepinfer.ops.deep_ep.cases import ep_cases
-from deepinfer.ops.deep_ep.local import LocalGroup
+from deepinfer.ops.deep_ep.geometry import Geometry
+from deepinfer.ops.deep_ep.local import LocalGroup, LocalTransport
+from deepinfer.ops.deep_ep.transport import Transport
+from tests.unit.deep_ep.refusing import RefusesMethods, RefusesOps, Refusing
 
-READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu")
-SIZED_BY_VALUES = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "repeat_interleave.Tensor")
 SMALL = [entry for entry in ep_cases() if "bench" not in entry.tags and "full" not in entry.tags]
-
-
-class RefusesMethods(TorchFunctionMode):
-    """Fails where Python asks a tensor for a value."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        assert name not in READS, f"{name} reads a device on the host"
-        return func(*args, **(kwargs or {}))
-
-
-class RefusesOps(TorchDispatchMode):
-    """Fails where an operator hands out a value or sizes its result by one; masks as an index do that too."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func).removeprefix("aten.")
-        assert not name.startswith(SIZED_BY_VALUES), f"{name} reads a device on the host"
-        if name.startswith(("index.Tensor", "index_put")):
-            masks = [i for i in args[1] if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
-            assert not masks, f"{name} with a mask reads a device on the host"
-        return func(*args, **(kwargs or {}))
-
-
-class Refusing(ExpertBuffer):
-    """A buffer whose collective calls may not read."""
-
-
-    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        with RefusesOps(), RefusesMethods():
-            return super().dispatch(*args, **kwargs)
-
-    def combine(self, *args: Any, **kwargs: Any) -> Any:
-        with RefusesOps(), RefusesMethods():
-            return super().combine(*args, **kwargs)
 
 
 @pytest.fixture
@@ -114,3 +81,32 @@ def test_the_modes_refuse(device_memory: None) -> None:
             read()
 
 
+def test_a_transport_says_where_its_counts_lie() -> None:
+    with pytest.raises(TypeError, match="host_counts"):
+        LocalTransport(Geometry(0, 1, 1, 1, 1, 1, torch.float32, 1), None, None)  # type: ignore[arg-type, call-arg]
+    assert inspect.signature(Transport.__init__).parameters["host_counts"].default is inspect.Parameter.empty
+
+
+def test_slots_are_numbered_by_source_on_the_device() -> None:
+    """used_slots: 3 rows of rank 0, none of rank 1, 2 of rank 2, the rest of the capacity unused."""
+    row_of = torch.tensor([[4, -1], [-1, -1], [2, 3], [0, -1], [1, 5], [-1, -1]], dtype=torch.int32)
+    counts, rows = unread.used_slots(row_of, torch.tensor([3, 0, 2]))
+    assert counts.tolist() == [3, 0, 3]
+    assert rows[:6].tolist() == [4, 2, 3, 0, 1, 5]
+    counts, rows = unread.used_slots(row_of[:, :0], torch.tensor([3, 0, 2]))
+    assert counts.tolist() == [0, 0, 0]
+    assert rows.numel() == 0
+
+
+def test_another_dispatch_cannot_be_combined() -> None:
+    def step(rank: int) -> str:
+        with ExpertBuffer(group, 4, 4, 2, 1, torch.float32, timeout=20) as opened:
+            x, ids = torch.ones(2, 4), torch.zeros(2, 1, dtype=torch.int32)
+            made = [opened.dispatch(x, ids, sync=False) for _ in range(2)]
+            rows, _, _, handle = made[rank]
+            with pytest.raises(InvalidArgument) as caught:
+                opened.combine(rows, handle)
+            return str(caught.value)
+
+    group = LocalGroup(2)
+    assert all("number of the handle's dispatch: got" in text for text in group.run(step))

@@ -1,4 +1,4 @@
-"""Where the ranks of a `LocalGroup` exchange the addresses of their windows, and learn who has left.
+"""Where the ranks of a `LocalGroup` exchange the addresses of their windows, and what each enqueues and when it leaves.
 
 Invariants: buffers are matched by the order in which each rank opens them; windows live as long as anybody holds the
 meeting, so a peer may still write to a rank that has closed; waits end at their deadline.
@@ -26,6 +26,7 @@ class Meeting:
         self.windows: list[torch.Tensor | None] = [None] * size
         self.devices: list[Device | None] = [None] * size
         self.state = [OPEN] * size
+        self._posted: list[dict[int, list[int]]] = [{} for _ in range(size)]
 
     def make_window(self, device: Device, nbytes: int) -> torch.Tensor:
         """A rank's window, zeroed: memory of its device."""
@@ -49,6 +50,17 @@ class Meeting:
                 if other is not None and other is not device:
                     device.enable_peer(other)
             return [found for found in self.windows if found is not None]
+
+    def post(self, rank: int, epoch: int, words: list[int]) -> None:
+        """Tell that `rank` has enqueued its push of exchange `epoch`, which its header describes with `words`."""
+        with self.changed:
+            self._posted[rank].pop(epoch - 2, None)  # all have seen it, or they had not posted epoch - 1
+            self._posted[rank][epoch] = words
+            self.changed.notify_all()
+
+    def posted(self, peer: int, epoch: int) -> list[int] | None:
+        """What `peer` posted for `epoch`, or None while it has not; `changed` is held."""
+        return self._posted[peer].get(epoch)
 
     def leave(self, rank: int, state: str) -> None:
         """Let waiting peers know; the first reason stays."""

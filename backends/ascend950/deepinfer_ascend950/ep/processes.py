@@ -1,11 +1,13 @@
 """The ranks of a `ProcessGroup` on one host, each with a simulated device: windows in shared memory that all map.
 
-A rank's file: one page with its state word, then its window. Order of meeting: own file, barrier with a deadline, names
-gathered, everybody's files mapped, barrier, own name removed (so a run that is killed later leaves nothing).
+A rank's file: one page with its state and what it posts, then its window. Order of meeting: own file, barrier with a
+deadline, names gathered, everybody's files mapped, barrier, own name removed (so a run that is killed later leaves
+nothing).
 
 Invariants: the owner holds an exclusive flock for as long as it lives, which the kernel drops however it dies; windows
 start zeroed; memory is unmapped when its last view is gone. Flags are ordered by the acquire loads and release stores
-of the simulator's scalar accesses; its checkers see each process by itself.
+of the simulator's scalar accesses; its checkers see each process by itself. The page is read and written by system
+calls, whose locks order them: an epoch stands there only after its words.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import fcntl
 import mmap
 import os
 import re
+import struct
 import tempfile
 import time
 import uuid
@@ -31,6 +34,7 @@ from deepinfer.ops.deep_ep.transport import Deadline, timed_out
 from deepinfer_ascend950.ep.meeting import CLOSED, FAILED, OPEN
 
 PAGE = 4096
+MAIL, MAIL_WORDS = 64, 16  # two slots by parity of the epoch: the epoch, the number of words, words
 STATES = (OPEN, CLOSED, FAILED)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -44,12 +48,11 @@ def why_not(group: Any) -> str:
 
 
 class Shared:
-    """A mapped file: `state` (a word for peers) and `window` (uint8)."""
+    """A mapped file: integers for peers in its first page, and `window` (uint8)."""
 
     def __init__(self, path: Path, descriptor: int, nbytes: int) -> None:
         self.path, self._file = path, os.fdopen(descriptor, "r+b", buffering=0)
-        memory = torch.frombuffer(mmap.mmap(descriptor, PAGE + nbytes), dtype=torch.uint8)
-        self.state, self.window = memory[:4].view(torch.int32), memory[PAGE:]
+        self.window = torch.frombuffer(mmap.mmap(descriptor, PAGE + nbytes), dtype=torch.uint8)[PAGE:]
 
     @staticmethod
     def create(nbytes: int) -> Shared:
@@ -74,6 +77,14 @@ class Shared:
     def attach(path: Path, nbytes: int) -> Shared:
         """Map a peer's file."""
         return Shared(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes)
+
+    def put(self, offset: int, *values: int) -> None:
+        """Write integers of the page."""
+        os.pwrite(self._file.fileno(), struct.pack(f"<{len(values)}q", *values), offset)
+
+    def get(self, offset: int, count: int) -> tuple[int, ...]:
+        """Read integers of the page."""
+        return struct.unpack(f"<{count}q", os.pread(self._file.fileno(), 8 * count, offset))
 
     @property
     def owner_alive(self) -> bool:
@@ -151,15 +162,29 @@ class ProcessMeeting:
             missing = [int(text) for text in found[1].split(",")] if found else [0]
             raise timed_out("hello", self._rank, deadline, missing) from error
 
+    def post(self, rank: int, epoch: int, words: list[int]) -> None:
+        """Tell that `rank` has enqueued its push of exchange `epoch`, which its header describes with `words`."""
+        at = MAIL + epoch % 2 * 8 * MAIL_WORDS
+        self._own.put(at + 8, len(words), *words)
+        self._own.put(at, epoch)
+
+    def posted(self, peer: int, epoch: int) -> list[int] | None:
+        """What `peer` posted for `epoch`, or None while it has not."""
+        at, file = MAIL + epoch % 2 * 8 * MAIL_WORDS, self._files[peer]
+        if file.get(at, 1) != (epoch,):
+            return None
+        count, *words = file.get(at + 8, MAIL_WORDS - 1)
+        return words[:count]
+
     def leave(self, rank: int, state: str) -> None:
         """Let waiting peers know; the first reason stays."""
-        if self._own.state[0] == STATES.index(OPEN):
-            self._own.state[0] = STATES.index(state)
+        if self._own.get(0, 1) == (STATES.index(OPEN),):
+            self._own.put(0, STATES.index(state))
 
     def left(self, peer: int) -> str:
         """Why `peer` will send nothing any more, or ""."""
         file = self._files[peer]
-        state = STATES[int(file.state[0])]
+        state = STATES[file.get(0, 1)[0]]
         if state is not OPEN:
             return state
         return "" if peer == self._rank or file.owner_alive else "died"

@@ -59,29 +59,40 @@ class Windows:
         heads: torch.Tensor,
         windows: Sequence[torch.Tensor],
         table: torch.Tensor,
+        fault: torch.Tensor,
     ) -> list[Arg]:
         """Arguments of ep_push. Planes are uint8 [n, width]; `table` holds the windows' addresses (int64)."""
         absent = PLANES - len(planes)
-        pointers = [*(read(x) for x in planes), *[read(None)] * absent, read(index), read(heads), read(table)]
+        tables = [read(index), read(heads), read(table), read(fault)]
+        pointers = [*(read(x) for x in planes), *[read(None)] * absent, *tables]
         steps, widths = _planes(planes)
         packed = arguments(pointers, "4q4iq4i", (*steps, *widths, *self._window(rank, epoch, widths)))
         return [*packed, *(Arg(span=tensor_span(w)) for w in windows)]  # reached through the table: announced alone
 
     def wait(
-        self, rank: int, epoch: int, window: torch.Tensor, arrived: torch.Tensor, heads: torch.Tensor, polls: int
+        self,
+        rank: int,
+        epoch: int,
+        window: torch.Tensor,
+        arrived: torch.Tensor,
+        heads: torch.Tensor,
+        fault: torch.Tensor,
+        polls: int,
+        final: bool = False,
     ) -> list[Arg]:
-        """Arguments of ep_wait. `arrived` int32 [size] starts zeroed, `heads` int64 [size, HEAD]."""
-        pointers = [read(window), write(arrived), write(heads)]
-        return arguments(pointers, "q6i", (*self._window(rank, epoch, ()), polls, 0))
+        """Arguments of ep_wait. `arrived` int32 [size] starts zeroed, as do `heads` int64 [size, HEAD] when counts stay
+        on the device; `fault` int32 [size + 1] starts zeroed once. `final`: whoever is missing becomes a fault."""
+        pointers = [read(window), write(arrived), write(heads), write(fault)]
+        return arguments(pointers, "q6i", (*self._window(rank, epoch, ()), polls, final))
 
     def pull(
         self, rank: int, epoch: int, window: torch.Tensor, out: Sequence[torch.Tensor], heads: torch.Tensor
     ) -> list[Arg]:
-        """Arguments of ep_pull."""
+        """Arguments of ep_pull. `out`: at least one plane; rows past those that came keep their bytes."""
         absent = PLANES - len(out)
         pointers = [read(window), *(write(x) for x in out), *[read(None)] * absent, read(heads)]
         steps, widths = _planes(out)
-        return arguments(pointers, "4q4iq4i", (*steps, *widths, *self._window(rank, epoch, widths)))
+        return arguments(pointers, "5q4iq4i", (out[0].shape[0], *steps, *widths, *self._window(rank, epoch, widths)))
 
     def _window(self, rank: int, epoch: int, widths: Sequence[int]) -> tuple[int, ...]:
         return self.region, rank, self.size, epoch, record_bytes(widths)

@@ -54,7 +54,7 @@ class SharedTransport(Transport):
     name = "shared_memory"
 
     def __init__(self, geometry: Geometry, device: Device, slabs: list[Slab]) -> None:
-        super().__init__(geometry, device)
+        super().__init__(geometry, device, host_counts=True)
         self._slabs = slabs
         self._own = slabs[geometry.rank]
         self._peers = [rank for rank in range(geometry.size) if rank != geometry.rank]
