@@ -1,4 +1,4 @@
-"""Simulator and kernels under the address and undefined-behaviour sanitizers, in a process of their own."""
+"""Simulator and kernels under the address and undefined-behaviour sanitizers, a process per file of tests."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def library(name: str) -> str:
 
 
 @pytest.mark.long
-def test_kernels_are_clean() -> None:
-    """Every kernel file runs; a report of a sanitizer ends the process."""
+@pytest.mark.parametrize("name", TESTS)
+def test_kernels_are_clean(name: str) -> None:
+    """Between them the files run every kernel; a report of a sanitizer ends the process."""
     preload = " ".join(library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so"))
     environment = os.environ | {
         "LD_PRELOAD": preload,
@@ -46,10 +47,9 @@ def test_kernels_are_clean() -> None:
         "OMP_NUM_THREADS": "1",
     }
     # Broken kernels are left out: what they do outside their buffers is the simulator's to report.
-    chosen = [str(HERE / name) for name in TESTS]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "asc_sanitize", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-k", "not broken", *chosen],
+        [*command, "-k", "not broken", str(HERE / name)],
         env=environment,
         cwd=HERE.parents[2],
         capture_output=True,
@@ -59,3 +59,4 @@ def test_kernels_are_clean() -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout
+    print(done.stdout.strip().splitlines()[-1])  # -rA or -s shows the figures
