@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deepinfer.registry import TensorMeta
-from deepinfer_triton.kernel import ceil_div, collapse, next_power_of_two
+from deepinfer_triton.kernel import ceil_div, collapse, next_power_of_two, wide
 
 BLOCK_LIMIT = 16384  # padded values of one block, which stay in registers
 TILE = 4096  # values per program; with 4 warps, two to four loads of 16 bytes per thread and 0.95 of copy bandwidth
@@ -15,7 +15,8 @@ TILE = 4096  # values per program; with 4 warps, two to four loads of 16 bytes p
 class Cut:
     """Tiling of matrices [batch, rows, cols] in blocks of br x bc (already cut to the matrix).
 
-    A program takes blocks of `tile` values together.
+    A program takes blocks of `tile` values together. `general`: the form that knows nothing but the size of a block,
+    for matrices without wide accesses.
     """
 
     batch: int
@@ -24,6 +25,7 @@ class Cut:
     br: int
     bc: int
     tile: int
+    general: bool = False
 
     @property
     def grid_rows(self) -> int:
@@ -46,7 +48,7 @@ class Cut:
     def shape(self) -> tuple[int, int]:
         """(rows of blocks, columns of blocks) of one program."""
         room = max(self.tile // (self.padded[0] * self.padded[1]), 1)
-        across = min(room, next_power_of_two(self.grid_cols))
+        across = 1 if self.general else min(room, next_power_of_two(self.grid_cols))
         while across > 1 and self.grid_cols % across and across * 2 > self.grid_cols % across + self.grid_cols // 8:
             across //= 2
         return room // across, across
@@ -71,7 +73,8 @@ class Cut:
         rows, across = self.shape
         brp, bcp = self.padded
         return {
-            "ROWS": rows, "CBS": across, "BRP": brp, "BCP": bcp, "BATCHED": self.batch > 1, "WHOLE": self.whole,
+            "ROWS": rows, "CBS": across, "BRP": brp, "BCP": bcp, "BATCHED": self.general or self.batch > 1,
+            "WHOLE": self.whole and not self.general,
         }
 
     @property
@@ -79,19 +82,25 @@ class Cut:
         return 4 if self.padded[0] * self.padded[1] <= TILE else 8
 
 
-def cut(shape: tuple[int, ...], block: tuple[int, int], tile: int | None = None) -> Cut:
+def cut(shape: tuple[int, ...], block: tuple[int, int], tile: int | None = None, general: bool = False) -> Cut:
     """The tiling of a matrix [..., rows, cols]."""
     batch = 1
     for size in shape[:-2]:
         batch *= size
     rows, cols = shape[-2:]
-    return Cut(batch, rows, cols, min(block[0], max(rows, 1)), min(block[1], max(cols, 1)), tile or TILE)
+    return Cut(batch, rows, cols, min(block[0], max(rows, 1)), min(block[1], max(cols, 1)), tile or TILE, general)
 
 
 def strides(meta: TensorMeta) -> tuple[int, int, int] | None:
-    """(matrix, row, column) strides, or None when the leading dimensions do not collapse."""
+    """(matrix, row, column) strides, or None when the leading dimensions do not collapse; 0 where there is one row."""
     outer = collapse(meta.shape[:-2], meta.stride[:-2])
-    return None if outer is None else (outer[1], meta.stride[-2], meta.stride[-1])
+    return None if outer is None else (outer[1], meta.stride[-2] if meta.shape[-2] > 1 else 0, meta.stride[-1])
+
+
+def narrow(steps: tuple[int, int, int] | None, *sizes: int) -> bool:
+    """Whether a matrix with these strides, and rows of `sizes`, is read or written value by value."""
+    batch, row, column = steps or (0, 0, 0)
+    return column != 1 or not wide(batch, row, *sizes)
 
 
 def strides_reason(name: str, meta: TensorMeta) -> list[str]:

@@ -25,12 +25,14 @@ from deepinfer_triton.kernel import (
     next_power_of_two,
     result_meta,
     run,
+    wide,
 )
 
 ROW_LIMIT = 8192
 TILE = 2048  # coded values per program of the cache ops; twice that where two share a byte
 PLAIN_TILE = 4096  # values per program of plain rows
 MERGE_TILE = 2048  # values per program of merging, of each state
+LEAST = 64  # channels of a row of the general merging form
 WRITE_PAIRS = READ_PAIRS = (2048, 2)  # values per program and warps of the packed fp4 paths
 SOURCES = ("deepinfer_triton/device/kv.py", "deepinfer_triton/device/codec.py", "deepinfer_triton/device/fp4.py")
 
@@ -60,6 +62,19 @@ def _place(cache: TensorMeta, layout: Layout) -> dict[str, int]:
         **record, "data_step": layout.data_bytes, "scale_step": scales + layout.scale_pad,
         "scale_first": page * layout.data_bytes, "plain_first": codes,
     }
+
+
+def _page(cache: TensorMeta) -> tuple[dict[str, int], dict[str, int]]:
+    """The page size among the numbers or, where a division by it is a shift, among the constants."""
+    size = cache.shape[1]
+    facts = {"page": size}
+    return ({}, facts) if size >= 16 and not size & (size - 1) else (facts, {})
+
+
+def _rows(rows: TensorMeta) -> tuple[dict[str, int], bool]:
+    """(strides of the writer's rows, whether they allow no vectors)."""
+    step = rows.stride[0] if rows.shape[0] > 1 else 0
+    return {"row_step": step, "row_column": rows.stride[1]}, rows.stride[1] != 1 or not wide(step)
 
 
 def _alignment(numbers: Mapping[str, int]) -> int:
@@ -136,30 +151,30 @@ class KvCacheWrite(TritonKernel):
         cache, rows, slots, layout = call["kv_cache"], call["rows"], call["slots"], LAYOUTS[call["format"]]
         if rows.numel == 0 or cache.numel == 0:
             return ()
+        (steps, general), (page, fixed) = _rows(rows), _page(cache)
         numbers = {
-            "count": rows.shape[0], "row_step": rows.stride[0], "row_column": rows.stride[1],
-            "slot_step": slots.stride[0], **_place(cache, layout),
+            "count": rows.shape[0], "slot_step": slots.stride[0], **steps, **page, **_place(cache, layout),
         }
         tensors = ("kv_cache", "rows", "slots")
         if not layout.quantised:
             shape, step = _plain_tiling(rows.shape[1], PLAIN_TILE)
-            grid = ceil_div(rows.shape[0], step)
-            shape["PAGE"] = cache.shape[1]
-            return (Program("kv.write_plain", grid, tensors, {**numbers, "width": rows.shape[1]}, shape),)
+            grid, numbers["width"] = ceil_div(rows.shape[0], step), rows.shape[1]
+            return (Program("kv.write_plain", grid, tensors, numbers, {**shape, **fixed}, general=general),)
         if _pairs(layout, cache, rows, numbers):
             return self._packed(numbers, cache, layout)
         constants, step = _tiling(layout)
-        constants |= {"PAGE": cache.shape[1], "RUN": run(rows.dtype), "ALIGN": _alignment(numbers)}
+        align = 1 if general else _alignment(numbers)
+        constants |= {"RUN": run(rows.dtype), "ALIGN": align, **fixed, **_floors(layout)}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         grid = ceil_div(rows.shape[0], step)
         warps = 2 if layout.scale_kind == "f32" and layout.plain else 4  # 0.93 for 0.87 of copy bandwidth on an H200
-        return (Program("kv.write_coded", grid, tensors, numbers, {**constants, **_floors(layout)}, warps),)
+        return (Program("kv.write_coded", grid, tensors, numbers, constants, warps, general=general),)
 
     def _packed(self, numbers: dict[str, int], cache: TensorMeta, layout: Layout) -> Sequence[Program]:
         tile, warps = WRITE_PAIRS
         constants, step = _pair_tiling(layout, tile)
         floors = _floors(layout)
-        constants |= {"PAGE": cache.shape[1], "FLOOR": floors["FLOOR"], "LEAST": floors["LEAST"]}
+        constants |= {**_page(cache)[1], "FLOOR": floors["FLOOR"], "LEAST": floors["LEAST"]}
         constants["ALIGN"] = min(_alignment(numbers), layout.tile // 2)
         grid, tensors = ceil_div(numbers["count"], step), ("kv_cache", "rows", "slots")
         kept = {name: value for name, value in _record(numbers).items() if name != "row_column"}
@@ -187,20 +202,23 @@ class KvCacheRead(TritonKernel):
         width = layout.width or cache.shape[2]
         if slots.numel == 0 or width == 0:
             return ()
-        numbers = {"count": slots.shape[0], "slot_step": slots.stride[0], "width": width, **_place(cache, layout)}
+        page, fixed = _page(cache)
+        numbers = {
+            "count": slots.shape[0], "slot_step": slots.stride[0], "width": width, **page, **_place(cache, layout),
+        }
         tensors = ("kv_cache", "slots", "rows")
         if not layout.quantised:
             shape, step = _plain_tiling(width, PLAIN_TILE)
-            shape["PAGE"] = cache.shape[1]
-            return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, shape),)
+            constants = {**shape, **fixed}
+            return (Program("kv.read_plain", ceil_div(slots.shape[0], step), tensors, numbers, constants),)
         if _pairs(layout, cache, result_meta(call, "rows"), numbers):
             tile, warps = READ_PAIRS
             constants, step = _pair_tiling(layout, tile)
-            constants["PAGE"] = cache.shape[1]
+            constants |= fixed
             kept = {name: value for name, value in _record(numbers).items() if name != "width"}
             return (Program("fp4.read_pairs", ceil_div(slots.shape[0], step), tensors, kept, constants, warps),)
         constants, step = _tiling(layout)
-        constants |= {"PAGE": cache.shape[1], "RUN": run(result_meta(call, "rows").dtype), "ALIGN": _alignment(numbers)}
+        constants |= {"RUN": run(result_meta(call, "rows").dtype), "ALIGN": _alignment(numbers), **fixed}
         numbers |= {"tiles": layout.coded // layout.tile, "coded": layout.coded}
         return (Program("kv.read_coded", ceil_div(slots.shape[0], step), tensors, numbers, constants),)
 
@@ -235,9 +253,11 @@ class MergeStates(TritonKernel):
             return ()
         out_lead = (collapse(lead, outs.stride[1:-3]) or (1, 0))[1]
         lse_lead = (collapse(lead, lses.stride[1:-2]) or (1, 0))[1]
-        constants, step = _plain_tiling(width, MERGE_TILE)
-        constants |= {"STATES": states, "UNROLL": min(states, 4)}
+        general = not wide(outs.stride[0], out_lead, outs.stride[-3], outs.stride[-2], width)
+        constants, step = _plain_tiling(max(width, LEAST) if general else width, MERGE_TILE)
+        constants |= {"UNROLL": 1} if general else {"states": states, "UNROLL": min(states, 4)}
         numbers = {
+            **({"states": states} if general else {}),
             "lines": lines, "tokens": tokens, "heads": heads, "width": width,
             "out_state": outs.stride[0], "out_lead": out_lead, "out_token": outs.stride[-3],
             "out_head": outs.stride[-2], "lse_state": lses.stride[0], "lse_lead": lse_lead,
@@ -245,7 +265,7 @@ class MergeStates(TritonKernel):
             "sink_step": sink.stride[0] if sink else 0,
         }
         tensors = ("outs", "lses", "attn_sink", "out", "lse")
-        return (Program("kv.merge_states", ceil_div(lines, step), tensors, numbers, constants),)
+        return (Program("kv.merge_states", ceil_div(lines, step), tensors, numbers, constants, general=general),)
 
 
 KERNELS = (KvCacheWrite(), KvCacheRead(), MergeStates())

@@ -18,11 +18,15 @@ from deepinfer_triton.kernel import (
     next_power_of_two,
     result_meta,
     rows_reason,
+    wide,
 )
 
 GROUP_LIMIT = 1024
 LANE_LIMIT = 64
 BLOCK = 1024
+# Least sizes of blocks, groups, lanes and a token's channels: smaller ones are padded, which costs nothing in a program
+# of 128 threads.
+SHORT, GROUPS, LANES, WIDTH = 128, 32, 8, 256
 SOURCES = ("deepinfer_triton/device/grouping.py",)
 
 
@@ -49,17 +53,17 @@ class GroupRows(TritonKernel):
         ids, groups = call["ids"], call[self.groups]
         steps = {"row_step": ids.stride[0], "lane_step": ids.stride[1] if ids.ndim == 2 else 0}
         lanes = max(ids.shape[1], 1) if ids.ndim == 2 else 1
-        block = {"BLOCK": min(next_power_of_two(max(ids.numel, 32)), BLOCK)}
+        block = {"BLOCK": SHORT if ids.numel <= SHORT else BLOCK}
         numbers = {"lanes": lanes, **steps}
         place = {
             **numbers, self.size: ids.numel, "groups": groups, "alignment": call["alignment"],
             "capacity": result_meta(call, self.order).numel,
         }
-        constants = {**block, "GROUPS": next_power_of_two(max(groups, 1))}
+        constants = {**block, "GROUPS": max(next_power_of_two(groups), GROUPS)}
         function = f"grouping.{self.op.partition('.')[2]}"
         return (
-            Program("grouping.count", groups, ("ids", "counts"), {**numbers, "total": ids.numel}, block),
-            Program(function, groups + 1, ("ids", *self.results), place, constants),
+            Program("grouping.count", groups, ("ids", "counts"), {**numbers, "total": ids.numel}, block, general=True),
+            Program(function, groups + 1, ("ids", *self.results), place, constants, general=True),
         )
 
 
@@ -89,7 +93,7 @@ class SendPlan(TritonKernel):
     def programs(self, call: Call) -> Sequence[Program]:
         slots, ranks = call["slots"], call["ranks"]
         tokens, lanes = slots.shape
-        width = next_power_of_two(max(lanes, 1))
+        width = max(next_power_of_two(lanes), LANES)
         shape = {"BLOCK": max(BLOCK // width, 32), "LANES": width}
         numbers = {
             "tokens_total": tokens, "lanes": lanes, "row_step": slots.stride[0], "lane_step": slots.stride[1],
@@ -97,10 +101,10 @@ class SendPlan(TritonKernel):
         }
         room = {**numbers, "room": result_meta(call, "tokens").numel}
         results = ("slots", "counts", "tokens", "rank_row", "slot_counts", "slot_row")
-        constants = {**shape, "RANKS": next_power_of_two(ranks)}
+        constants = {**shape, "RANKS": max(next_power_of_two(ranks), GROUPS)}
         return (
-            Program("grouping.send_counts", ranks, ("slots", "counts", "slot_counts"), numbers, shape),
-            Program("grouping.send_plan", ranks + 1, results, room, constants),
+            Program("grouping.send_counts", ranks, ("slots", "counts", "slot_counts"), numbers, shape, general=True),
+            Program("grouping.send_plan", ranks + 1, results, room, constants, general=True),
         )
 
 
@@ -122,15 +126,18 @@ class Reduce(TritonKernel):
         tokens, width = index.shape[0], rows.shape[1]
         if tokens == 0 or width == 0:
             return ()
-        block = min(next_power_of_two(width), BLOCK)
+        block = min(max(next_power_of_two(width), WIDTH), BLOCK)
         tiles = ceil_div(width, block)
         numbers = {
             "count": rows.shape[0], "lanes": index.shape[1], "width": width, "tiles": tiles, "row_step": rows.stride[0],
             "index_step": index.stride[0], "index_lane": index.stride[1],
             "weight_step": weights.stride[0] if weights else 0, "bias_step": bias.stride[0] if bias else 0,
         }
-        tensors = ("rows", "index", "weights", "bias", "y")
-        return (Program("grouping.reduce", tokens * tiles, tensors, numbers, {"BLOCK": block}, fuse=False),)
+        tensors, constants = ("rows", "index", "weights", "bias", "y"), {"BLOCK": block}
+        general = index.stride[1] != 1 or not wide(width, numbers["row_step"], numbers["bias_step"])
+        return (Program(
+            "grouping.reduce", tokens * tiles, tensors, numbers, constants, fuse=False, general=general,
+        ),)
 
 
 KERNELS = (GroupRows(), ExpertLayout(), SendPlan(), Reduce())

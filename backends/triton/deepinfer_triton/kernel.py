@@ -26,15 +26,16 @@ from deepinfer_triton.compile import ARCHITECTURES, TritonBuild
 GRID_LIMIT = 2**31 - 1  # blocks along x; kernels use no other dimension
 Number = int | float
 # Strides that are compiled in when they are 1: only then does the compiler know that neighbours are neighbours.
-UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "bias_step", "lane_step", "index_lane"})
+UNIT_STRIDES = frozenset({"sc", "tc", "row_column", "expert_step", "bias_step", "index_lane"})
 
 # Numbers that only bound loops and rows, or lead to single values: whether they are multiples of 16 changes no access,
 # so it does not split kernels.
 UNALIGNED = frozenset({
     "rows", "lines", "tokens", "count", "capacity", "limit", "total", "items", "alignment", "room", "tokens_total",
     "per", "masks", "heads", "grid_rows", "repeat", "index_step", "weight_step", "lse_state", "lse_lead", "lse_token",
-    "lse_head",
+    "lse_head", "lanes", "slot_step", "map_step", "page",
 })
+VECTOR = 16  # what the compiler must know strides to be multiples of, or its accesses stay narrow
 
 @lru_cache(maxsize=1)
 def _compiler_installed() -> bool:
@@ -53,6 +54,8 @@ class Program:
         constants: `tl.constexpr` arguments.
         warps: warps per program.
         fuse: whether a product may be fused with the sum that takes it (one rounding instead of two).
+        general: nothing about strides is compiled in. For layouts that allow no wide access, where a kernel of their
+            own would be no faster: one form serves all of them.
     """
 
     function: str
@@ -62,6 +65,7 @@ class Program:
     constants: Mapping[str, Any] = field(default_factory=dict)
     warps: int = 4
     fuse: bool = True
+    general: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,14 +159,15 @@ def specialise(call: Call, program: Program) -> TritonBuild:
             constants[tensor] = None
             continue
         signature.append((tensor, TYPES[meta.dtype]))
-        if meta.aligned:
+        if meta.aligned and not program.general:
             divisible.add(tensor)
     for label, value in program.numbers.items():
-        if label in UNIT_STRIDES and value == 1:
+        if label in UNIT_STRIDES and value == 1 and not program.general:
             constants[label] = 1
             continue
         signature.append((label, number(value)[0]))
-        if isinstance(value, int) and value % 16 == 0 and label not in UNALIGNED:
+        known = not program.general and label not in UNALIGNED
+        if known and isinstance(value, int) and value % VECTOR == 0:
             divisible.add(label)
     order = tuple(sorted(constants.items()))
     return TritonBuild(function, tuple(signature), order, frozenset(divisible), program.warps, fuse=program.fuse)
@@ -217,6 +222,11 @@ def grid_reason(programs: int) -> list[str]:
 def run(dtype: torch.dtype) -> int:
     """Values of `dtype` in the widest vector of a load or store, which has 16 bytes."""
     return 16 // dtype.itemsize
+
+
+def wide(*steps: int) -> bool:
+    """Whether all strides and sizes allow vectors."""
+    return not any(step % VECTOR for step in steps)
 
 
 def next_power_of_two(value: int) -> int:

@@ -18,9 +18,11 @@ from deepinfer_triton.kernel import (
     next_power_of_two,
     rows_reason,
     rows_view,
+    wide,
 )
 
 ROW_LIMIT = 32768
+ROW_LEAST = 64  # shorter rows are padded to this
 TILE = 2048  # elements per program where a row is shorter; depends on d alone, so a row's bits do not on the batch
 
 
@@ -46,13 +48,15 @@ class RmsNorm(TritonKernel):
             return ()
         views = {label: rows_view(call[name]) or (0, 0) for name, label in self.inputs}
         d, count = x.shape[-1], views["stride"][0]
-        block = next_power_of_two(d)
+        block = max(next_power_of_two(d), ROW_LEAST)
         rows = max(TILE // block, 1)
         numbers = {**{label: view[1] for label, view in views.items()}, "rows": count, "d": d, "eps": call["eps"]}
         tensors = (*(name for name, _ in self.inputs), "weight", *self.outputs)
         warps = min(max(rows * block // 2048, 1), 16)
         function = f"norm.{self.op.partition('.')[2]}"
-        return (Program(function, ceil_div(count, rows), tensors, numbers, {"ROWS": rows, "BLOCK": block}, warps),)
+        general = not wide(d, *(step for _, step in views.values()))
+        constants = {"ROWS": rows, "BLOCK": block}
+        return (Program(function, ceil_div(count, rows), tensors, numbers, constants, warps, general=general),)
 
 
 class FusedAddRmsNorm(RmsNorm):

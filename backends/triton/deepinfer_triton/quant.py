@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from deepinfer.registry import Call
-from deepinfer_triton.blocks import TILE, block_reason, cut, strides, strides_reason
+from deepinfer_triton.blocks import TILE, block_reason, cut, narrow, strides, strides_reason
 from deepinfer_triton.kernel import (
     Program,
     TritonKernel,
@@ -27,6 +27,7 @@ from deepinfer_triton.kernel import (
 NORMAL_FLOOR = 2.0**-50  # keeps scales in the range that needs no care with underflow
 SOURCES: tuple[str, ...] = ("deepinfer_triton/device/quant.py", "deepinfer_triton/device/codec.py")
 PAIRS = (2048, 2)  # values per program and warps, of the packed path
+SMALL = 8  # side of a small tile of scales
 
 
 def _steps(names: str, values: tuple[int, int, int] | None) -> dict[str, int]:
@@ -47,19 +48,21 @@ class QuantizeFp8(TritonKernel):
         found = cut(call["x"].shape, call["block"])
         return strides_reason("x", call["x"]) + block_reason(found, self.paired) + dense_outputs(call)
 
-    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool | int]]:
+    def extra(self, call: Call, general: bool) -> tuple[dict[str, float], dict[str, bool | int]]:
         """Numbers and constants of this format."""
         floor = call["amax_floor"]
-        return {"floor": floor}, {"UE8M0": call["scale_dtype"] == "ue8m0", "NORMAL": floor >= NORMAL_FLOOR}
+        normal = floor >= NORMAL_FLOOR and not general
+        return {"floor": floor}, {"UE8M0": call["scale_dtype"] == "ue8m0", "NORMAL": normal}
 
     def programs(self, call: Call) -> Sequence[Program]:
         x = call["x"]
         if x.numel == 0:
             return ()
-        found, (numbers, constants) = cut(x.shape, call["block"]), self.extra(call)
+        general = narrow(strides(x), x.shape[-1])
+        found, (numbers, constants) = cut(x.shape, call["block"], general=general), self.extra(call, general)
         return (Program(
             self.op, found.programs, ("x", "data", "scale"), {**_steps("s", strides(x)), **found.numbers, **numbers},
-            {**found.constants, **constants}, found.warps,
+            {**found.constants, **constants}, found.warps, general=general,
         ),)
 
 
@@ -71,7 +74,7 @@ class QuantizeMxfp4(QuantizeFp8):
     sources = (*SOURCES, "deepinfer_triton/device/fp4.py")
     paired = True
 
-    def extra(self, call: Call) -> tuple[dict[str, float], dict[str, bool | int]]:
+    def extra(self, call: Call, general: bool) -> tuple[dict[str, float], dict[str, bool | int]]:
         return {}, {"RUN": run(call["x"].dtype)}
 
     def programs(self, call: Call) -> Sequence[Program]:
@@ -109,11 +112,13 @@ class Dequantize(TritonKernel):
         x = result_meta(call, "x")
         rows, cols = call["block"]
         piece = min(rows & -rows, max(TILE // next_power_of_two(cols), 1))  # rows of a block that one tile row holds
-        found = cut(x.shape, (piece, cols))
+        general = narrow(strides(data), x.shape[-1]) or (strides(scale) or (0, 0, 1))[2] != 1
+        found = cut(x.shape, (piece, cols), general=general)
         steps = {**_steps("s", strides(data)), **_steps("t", strides(scale))}
         numbers = {**steps, **found.numbers, "repeat": rows // piece}
         constants = {**found.constants, "PACKED": packed, "KIND": call["scale_dtype"], "RUN": run(x.dtype)}
-        return (Program(self.op, found.programs, ("data", "scale", "x"), numbers, constants, found.warps),)
+        tensors = ("data", "scale", "x")
+        return (Program(self.op, found.programs, tensors, numbers, constants, found.warps, general=general),)
 
 
 class PackScales(TritonKernel):
@@ -130,13 +135,23 @@ class PackScales(TritonKernel):
             self._tiles(call)[0]
         )
 
+    def _fours(self, call: Call) -> bool:
+        """Whether every four blocks of a row can be loaded together."""
+        scale = call["scale"]
+        batch, row, column = strides(scale) or (0, 0, 0)
+        return bool(scale.aligned and column == 1 and not (batch % 4 or row % 4 or scale.shape[-1] % 4))
+
     def _tiles(self, call: Call) -> tuple[int, int, int, int, int]:
         """(programs, row tiles, tiles of K, rows per tile, blocks of K per tile)."""
         packed = result_meta(call, "packed")
         words, width = packed.shape[-2:]
         per_word = 4 if call["layout"] == "ue8m0x4_mn" else 1
-        mt = min(self.rows_tile, next_power_of_two(max(width, 1)))
-        kt = max(min(self.k_tile, next_power_of_two(max(words * per_word, 1))), 4)
+        if self._fours(call):
+            mt = min(self.rows_tile, next_power_of_two(max(width, 1)))
+            kt = max(min(self.k_tile, next_power_of_two(max(words * per_word, 1))), 4)
+        else:  # two sizes do for all
+            mt = SMALL if width <= SMALL else self.rows_tile
+            kt = SMALL if words * per_word <= SMALL else self.k_tile
         row_tiles, word_tiles = ceil_div(width, mt), ceil_div(words * per_word, kt)
         batch = packed.numel // max(words * width, 1)
         return batch * row_tiles * word_tiles, row_tiles, word_tiles, mt, kt
@@ -151,12 +166,13 @@ class PackScales(TritonKernel):
             "width": packed.shape[-1], "row_tiles": row_tiles, "word_tiles": word_tiles,
         }
         packs = call["layout"] == "ue8m0x4_mn"
-        batch, row, column = strides(scale) or (0, 0, 0)
-        fours = scale.aligned and column == 1 and not (batch % 4 or row % 4 or scale.shape[-1] % 4)
-        constants = {"MT": mt, "KT": kt, "UE8M0": packs, "STEP": call["block_rows"], "FOURS": fours}
+        fours = self._fours(call)
+        constants = {"MT": mt, "KT": kt, "UE8M0": packs, "FOURS": fours}
+        (constants if fours else numbers)["step"] = call["block_rows"]
         # No more threads than results, or the transposition stores some of them twice.
         warps = min(max(mt * kt // (4 if packs else 1) // 128, 1), 8)
-        return (Program(self.op, count, ("scale", "rows", "packed"), numbers, constants, warps),)
+        tensors = ("scale", "rows", "packed")
+        return (Program(self.op, count, tensors, numbers, constants, warps, general=not fours),)
 
 
 KERNELS = (QuantizeFp8(), QuantizeMxfp4(), Dequantize(), PackScales())

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deepinfer.registry import Call, TensorMeta
-from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, next_power_of_two, result_meta
+from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, next_power_of_two, result_meta, wide
 
 ROW_LIMIT = 8192
 TILE = 4096
+PAD = 32  # least channels of a part in the general form
 
 
 def _steps(meta: TensorMeta) -> tuple[int, int]:
@@ -44,19 +45,26 @@ class RopeApply(TritonKernel):
         heads, kept = (x.shape[1] if x.ndim == 3 else 1), x.shape[-1] - width
         (xt, xh), (yt, yh) = _steps(x), _steps(y)
         count = x.shape[0] * heads
-        tile_rows = max(TILE // next_power_of_two(x.shape[-1]), 1)
         numbers = {
             "xt": xt, "xh": xh, "yt": yt, "yh": yh, "rows": count, "kept": kept, "half": width // 2,
             "limit": call["table"].shape[0], "table_step": call["table"].stride[0],
             "position_step": call["positions"].stride[0],
         }
-        constants = {
-            "ROWS": tile_rows, "HEADS": heads, "KEPT": next_power_of_two(kept) if kept else 0,
-            "HALF": next_power_of_two(width // 2) if width else 0,
-            "INTERLEAVED": call["interleaved"], "INVERSE": call["inverse"],
-        }
-        grid = ceil_div(count, tile_rows)
-        return (Program("rope.apply", grid, ("x", "positions", "table", "y"), numbers, constants),)
+        general = not wide(xt, xh, yt, yh, kept, width // 2, numbers["table_step"])
+        facts = {"heads": heads, "inverse": int(call["inverse"])}
+        if general:
+            numbers |= facts
+            parts = {"KEPT": max(next_power_of_two(kept), PAD), "HALF": max(next_power_of_two(width // 2), PAD)}
+            tile_rows = max(TILE // (2 * max(parts["KEPT"], 2 * parts["HALF"])), 1)
+        else:
+            parts = {
+                "KEPT": next_power_of_two(kept) if kept else 0, "HALF": next_power_of_two(width // 2) if width else 0,
+                **facts,
+            }
+            tile_rows = max(TILE // next_power_of_two(x.shape[-1]), 1)
+        constants = {"ROWS": tile_rows, "INTERLEAVED": call["interleaved"], **parts}
+        tensors, grid = ("x", "positions", "table", "y"), ceil_div(count, tile_rows)
+        return (Program("rope.apply", grid, tensors, numbers, constants, general=general),)
 
 
 KERNELS = (RopeApply(),)

@@ -14,12 +14,13 @@ from deepinfer_triton.kernel import (
     ceil_div,
     dense_outputs,
     grid_reason,
-    next_power_of_two,
     rows_reason,
     rows_view,
+    wide,
 )
 
-BLOCK = 1024  # fewer words than threads, so that each thread loads its own
+# Tokens per program of a small vocabulary and of others: fewer words than threads, so that each thread loads its own.
+LEAST, BLOCK = 128, 1024
 
 
 class ApplyTokenMask(TritonKernel):
@@ -39,14 +40,16 @@ class ApplyTokenMask(TritonKernel):
         if logits.numel == 0:
             return ()
         (rows, step), (_, mask_step) = rows_view(logits) or (0, 0), rows_view(mask) or (0, 0)
-        block = min(max(next_power_of_two(logits.shape[1]), 32), BLOCK)
+        general = not wide(step, logits.shape[1])
+        block = LEAST if logits.shape[1] <= LEAST else BLOCK
         tiles = ceil_div(logits.shape[1], block)
         numbers = {
             "step": step, "mask_step": mask_step, "masks": mask.shape[0], "vocabulary": logits.shape[1], "tiles": tiles,
             "map_step": call["row_map"].stride[0] if call["row_map"] else 0,
         }
         tensors = ("logits", "mask", "row_map", "masked")
-        return (Program("sampling.apply_token_mask", rows * tiles, tensors, numbers, {"BLOCK": block}),)
+        constants = {"BLOCK": block}
+        return (Program("sampling.apply_token_mask", rows * tiles, tensors, numbers, constants, general=general),)
 
 
 KERNELS = (ApplyTokenMask(),)

@@ -164,3 +164,46 @@ def test_counts_do_not_split_kernels() -> None:
     calls = [(kernel, call_of(case)[0]) for kernel in KERNELS for case in quick_cases(kernel)]
     known = {label for kernel, call in calls for program in kernel.programs(call) for label in program.numbers}
     assert known >= UNALIGNED
+
+
+def builds(op: str, *args: Any) -> list[Any]:
+    kernel, spec = next(one for one in KERNELS if one.op == op), get_spec(op)
+    call = make_call(spec, args, (None,) * len(spec.returns), torch.device("cpu"))
+    return [(program.general, specialise(call, program)) for program in kernel.programs(call)]
+
+
+def test_layouts_without_wide_accesses_share_one_form() -> None:
+    """Whatever the number of blocks, of matrices, and the strides: one compilation per type and block."""
+    made = [
+        torch.randn(40, 390)[:, ::2], torch.randn(3, 7, 200, dtype=torch.float32), torch.randn(300, 33).T,
+        torch.randn(16, 512)[:, ::2], torch.randn(1, 1000),
+    ]
+    found = [builds("quant.quantize_fp8", x, (1, 32), "f32", floor)[0] for x in made for floor in (0.0, 1e-4)]
+    assert all(general for general, _ in found)
+    assert len({build for _, build in found}) == 1
+    caches = [torch.zeros(9, page, 576, dtype=torch.bfloat16) for page in (1, 3, 48)]
+    rows, slots = torch.randn(5, 576, dtype=torch.bfloat16), torch.arange(5)
+    pages = [builds("flash_mla.kv_cache_write", cache, rows, slots, "bf16")[0] for cache in caches]
+    assert len({build for _, build in pages}) == 1
+    assert not any(general for general, _ in pages)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 4096])
+def test_layouts_of_models_keep_forms_of_their_own(tokens: int) -> None:
+    """Rows of widths that models have are compiled with what is known of them, for few and for many tokens."""
+    for width in (512, 1536, 2112, 7168):
+        x = torch.empty(tokens, width, dtype=torch.bfloat16)
+        padded = torch.empty(tokens, width + 64, dtype=torch.bfloat16)[:, :width]
+        for rows in (x, padded, torch.empty(2, tokens, width, dtype=torch.bfloat16)):
+            calls = [
+                builds("norm.rms_norm", rows, torch.ones(width, dtype=torch.bfloat16), 1e-6),
+                builds("quant.quantize_fp8", rows, (1, 128), "f32", 1e-4),
+                builds("quant.quantize_fp8", rows, (128, 128), "ue8m0", 1e-4),
+                builds("quant.quantize_mxfp4", rows, (1, 32)),
+            ]
+            assert not any(general for call in calls for general, _ in call), (width, rows.stride())
+    cache = torch.zeros(tokens, 64, 656, dtype=torch.uint8)
+    rows, slots = torch.empty(tokens, 576, dtype=torch.bfloat16), torch.arange(tokens)
+    general, build = builds("flash_mla.kv_cache_write", cache, rows, slots, "v32_fp8")[0]
+    assert not general
+    assert dict(build.constants)["page"] == 64

@@ -68,3 +68,36 @@ def test_quantised_bytes_equal_true_division_at_every_scale() -> None:
         got = quant.quantize_fp8(x, amax_floor=0.0)
     assert torch.equal(got.scale, want.scale), "seed 3"
     assert torch.equal(got.data.view(torch.uint8), want.data.view(torch.uint8)), "seed 3"
+
+
+def layouts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same values with strides that allow vectors and with such that do not."""
+    wide = torch.zeros(*x.shape[:-1], x.shape[-1] + 16, dtype=x.dtype)[..., : x.shape[-1]].copy_(x)
+    odd = torch.zeros(*x.shape[:-1], x.shape[-1] + 1, dtype=x.dtype)[..., : x.shape[-1]].copy_(x)
+    second = torch.zeros(*x.shape[:-1], x.shape[-1] * 2, dtype=x.dtype)[..., ::2].copy_(x)
+    turned = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return {"contiguous": x, "wide": wide, "odd": odd, "second": second, "turned": turned}
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 160), (2, 4, 128), (9, 96)])
+def test_bytes_do_not_depend_on_the_layout(shape: tuple[int, ...]) -> None:
+    """Whole and ragged blocks, one and several matrices; the forms for wide accesses and the general one."""
+    generator, device = torch.Generator().manual_seed(5), deepinfer.device("cuda_sm90/sim")
+    x = torch.randn(shape, generator=generator).bfloat16()
+
+    def made(value: torch.Tensor) -> list[torch.Tensor]:
+        parts: list[torch.Tensor] = []
+        for block in ((1, 32), (4, 32), (1, 64)):
+            for kind in ("f32", "ue8m0"):
+                coded = quant.quantize_fp8(value, block=block, scale_dtype=kind)
+                parts += [coded.data.view(torch.uint8), coded.scale, quant.dequantize(coded)]
+        packed = quant.quantize_mxfp4(value, block=(1, 32))
+        return [*parts, packed.data, packed.scale, quant.dequantize(packed)]
+
+    with deepinfer.use_backend("cpu"):
+        want = made(x)
+    for name, value in layouts(x).items():
+        with deepinfer.use_backend(device), deepinfer.fallback("error"):
+            got = made(value)
+        for number, (one, other) in enumerate(zip(got, want, strict=True)):
+            assert torch.equal(one, other), f"{name}, result {number}, seed 5"

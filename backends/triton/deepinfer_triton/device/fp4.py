@@ -205,8 +205,8 @@ def quantize_pairs(
 @triton.jit
 def write_pairs(
     kv_cache, rows, slots, count, row_step, slot_step, capacity, block_step, data_step, scale_step, scale_first,
-    ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr, FLOOR: tl.constexpr,
-    LEAST: tl.constexpr, PAGE: tl.constexpr, ALIGN: tl.constexpr,
+    page, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr, FLOOR: tl.constexpr,
+    LEAST: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """flash_mla.kv_cache_write of fp4 formats from bf16 rows; `row_step` counts groups of eight values."""
     groups: tl.constexpr = TILE // 8
@@ -219,7 +219,7 @@ def write_pairs(
     pointers = rows.to(tl.pointer_type(tl.int32)) + tl.multiple_of(source * 4, 4)[:, None, None] + inner[None, :, :]
     words = tl.load(pointers, mask=loaded[:, None, None], other=0)
     exists, data, scale = place_of(
-        slots, token, token < count, slot_step, capacity, block_step, data_step, scale_step, PAGE
+        slots, token, token < count, slot_step, capacity, block_step, data_step, scale_step, page
     )
     w0, w1, w2, w3 = quarters(words)
     bits = largest_bits(sizes(w0), sizes(w1), sizes(w2), sizes(w3))
@@ -243,7 +243,7 @@ def write_pairs(
 @triton.jit
 def read_pairs(
     kv_cache, slots, rows, count, slot_step, capacity, block_step, data_step, scale_step, scale_first,
-    ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr,
+    page, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, SCALE: tl.constexpr,
 ):
     """flash_mla.kv_cache_read of fp4 formats into bf16 rows; a slot outside the cache reads as codes and scales of 0.
 
@@ -253,7 +253,7 @@ def read_pairs(
     n = tl.arange(0, ROWS * groups)
     token, word = tl.program_id(0) * ROWS + n // groups, n % groups
     there = token < count
-    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
+    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, page)
     used = there & exists
     place = tl.max_contiguous(data // 4 + word, 1)
     codes = tl.load(kv_cache.to(tl.pointer_type(tl.int32)) + place, mask=used, other=0)

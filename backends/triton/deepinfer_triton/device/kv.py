@@ -26,12 +26,13 @@ from deepinfer_triton.device.codec import (
 
 
 @triton.jit
-def place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE: tl.constexpr):
+def place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, page):
     """(slot exists, offset of its data row, offset of its scale row) of tokens; scale rows count from `scale_first`."""
     slot = tl.load(slots + token.to(tl.int64) * slot_step, mask=there, other=-1).to(tl.int64)
     exists = (slot >= 0) & (slot < capacity)
     inside = tl.where(exists, slot, 0).to(tl.uint32)  # capacities fit; a constant page makes the division cheap
-    block, offset = (inside // PAGE).to(tl.int64), (inside % PAGE).to(tl.int64)
+    size = tl.cast(page, tl.uint32)
+    block, offset = (inside // size).to(tl.int64), (inside % size).to(tl.int64)
     return exists, block * block_step + offset * data_step, block * block_step + offset * scale_step
 
 
@@ -74,7 +75,7 @@ def each_tile(value, TILES: tl.constexpr, ALIGN: tl.constexpr = 1):
 @triton.jit
 def write_plain(
     kv_cache, rows, slots, count, width, row_step, row_column, slot_step, capacity, block_step, data_step,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    page, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = token < count
@@ -82,18 +83,18 @@ def write_plain(
     mask = there[:, None] & (column < width)[None, :]
     source = rows + (token.to(tl.int64) * row_step)[:, None] + column.to(tl.int64)[None, :] * row_column
     value = tl.load(source, mask=mask, other=0.0).to(kv_cache.dtype.element_ty)  # does not wait for the slots
-    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, PAGE)
+    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, page)
     tl.store(kv_cache + first[:, None] + column[None, :], value, mask=mask & exists[:, None])
 
 
 @triton.jit
 def read_plain(
-    kv_cache, slots, rows, count, width, slot_step, capacity, block_step, data_step, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    kv_cache, slots, rows, count, width, slot_step, capacity, block_step, data_step, page,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = token < count
-    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, PAGE)
+    exists, first, _ = place_of(slots, token, there, slot_step, capacity, block_step, data_step, data_step, page)
     column = tl.arange(0, BLOCK)
     inside = there[:, None] & (column < width)[None, :]
     value = tl.load(kv_cache + first[:, None] + column[None, :], mask=inside & exists[:, None], other=0.0)
@@ -104,9 +105,9 @@ def read_plain(
 @triton.jit
 def write_coded(
     kv_cache, rows, slots, count, row_step, row_column, slot_step, capacity, block_step, data_step, scale_step,
-    scale_first, plain_first, tiles, coded, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
+    scale_first, plain_first, tiles, coded, page, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr,
     PLAIN: tl.constexpr, BITS: tl.constexpr, SCALE: tl.constexpr, FLOOR: tl.constexpr, LEAST: tl.constexpr,
-    TOP: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
+    TOP: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
 ):
     """Rows are loaded before the slots are known."""
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -121,7 +122,7 @@ def write_coded(
         c = tl.arange(0, PLAIN)
         source = rows + (token.to(tl.int64) * row_step)[:, None] + (coded + c).to(tl.int64)[None, :] * row_column
         plain = tl.load(source, mask=tl.broadcast_to(there[:, None], [ROWS, PLAIN]), other=0.0)
-    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
+    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, page)
     if PLAIN > 0:
         target = (kv_cache + (data + plain_first)).to(tl.pointer_type(tl.int16))[:, None] + c[None, :]
         bits = plain.to(tl.bfloat16).to(tl.int16, bitcast=True)
@@ -148,12 +149,12 @@ def write_coded(
 @triton.jit
 def read_coded(
     kv_cache, slots, rows, count, slot_step, capacity, block_step, data_step, scale_step, scale_first, plain_first,
-    tiles, coded, width, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PLAIN: tl.constexpr,
-    BITS: tl.constexpr, SCALE: tl.constexpr, PAGE: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
+    tiles, coded, width, page, ROWS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PLAIN: tl.constexpr,
+    BITS: tl.constexpr, SCALE: tl.constexpr, RUN: tl.constexpr, ALIGN: tl.constexpr,
 ):
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = token < count
-    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, PAGE)
+    exists, data, scale = place_of(slots, token, there, slot_step, capacity, block_step, data_step, scale_step, page)
     q = tl.arange(0, ROWS * TILES)
     owner, tile = tl.program_id(0) * ROWS + q // TILES, q % TILES
     wanted = (owner < count) & (tile < tiles)
@@ -186,7 +187,7 @@ def read_coded(
 @triton.jit
 def merge_states(
     outs, lses, attn_sink, out, lse, lines, tokens, heads, width, out_state, out_lead, out_token, out_head,
-    lse_state, lse_lead, lse_token, lse_head, sink_step, ROWS: tl.constexpr, BLOCK: tl.constexpr, STATES: tl.constexpr,
+    lse_state, lse_lead, lse_token, lse_head, sink_step, states, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
     """Rows (lead, token, head) of the merged result; an empty state's out does not count, whatever it is."""
@@ -198,13 +199,13 @@ def merge_states(
     column = tl.arange(0, BLOCK)
     mask = there[:, None] & (column < width)[None, :]
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    for i in tl.range(STATES, loop_unroll_factor=UNROLL):
+    for i in tl.range(states, loop_unroll_factor=UNROLL):
         top = tl.maximum(top, tl.load(where + i * lse_state, mask=there, other=float("-inf")))
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([ROWS], dtype=tl.float32)
     merged = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     source = outs + (lead * out_lead + token * out_token + head * out_head)[:, None] + column[None, :]
-    for i in tl.range(STATES, loop_unroll_factor=UNROLL):
+    for i in tl.range(states, loop_unroll_factor=UNROLL):
         # loaded whatever the weight is, so that the loads of all states are on their way together
         part = tl.load(source + tl.cast(i, tl.int64) * out_state, mask=mask, other=0.0).to(tl.float32)
         weight = tl.exp(tl.load(where + i * lse_state, mask=there, other=float("-inf")) - base)

@@ -129,10 +129,10 @@ def dequantize(
 
 @triton.jit
 def pack_scales(
-    scale, rows, packed, sb, sr, sc, mn, blocks, words, width, row_tiles, word_tiles, MT: tl.constexpr,
-    KT: tl.constexpr, UE8M0: tl.constexpr, STEP: tl.constexpr, FOURS: tl.constexpr,
+    scale, rows, packed, sb, sr, sc, mn, blocks, words, width, row_tiles, word_tiles, step, MT: tl.constexpr,
+    KT: tl.constexpr, UE8M0: tl.constexpr, FOURS: tl.constexpr,
 ):
-    """A tile of MT matrix rows x KT blocks of K, transposed on the way out; a row of scales serves STEP matrix rows.
+    """A tile of MT matrix rows x KT blocks of K, transposed on the way out; a row of scales serves `step` matrix rows.
 
     FOURS promises that every four blocks of a row are neighbours at an address that is a multiple of four.
     """
@@ -146,7 +146,7 @@ def pack_scales(
         limit = tl.minimum(tl.load(rows + matrix).to(tl.int64), mn).to(tl.int32)
     column = k.to(tl.int64) * sc
     there = k < blocks
-    row = (m // STEP).to(tl.int64) * sr
+    row = (m // step).to(tl.int64) * sr
     if FOURS:
         there = k // 4 < blocks // 4
     valid = (m < limit)[:, None] & there[None, :]

@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def apply(
-    x, positions, table, y, xt, xh, yt, yh, rows, kept, half, limit, table_step, position_step, ROWS: tl.constexpr,
-    HEADS: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
+    x, positions, table, y, xt, xh, yt, yh, rows, kept, half, limit, table_step, position_step, heads, inverse,
+    ROWS: tl.constexpr, KEPT: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):
     """All loads come before the first store: in between the compiler would keep their order."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = row < rows
-    token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    token, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
     source, target = x + (token * xt + head * xh)[:, None], y + (token * yt + head * yh)[:, None]
     plain = tl.arange(0, max(KEPT, 1))[None, :]
     plain_mask = there[:, None] & (plain < kept)
@@ -37,7 +37,7 @@ def apply(
             second = tl.load(source + kept + half + k, mask=pair, other=0.0)
         cos = tl.load(angle, mask=asked, other=1.0)
         sin = tl.load(angle + half, mask=asked, other=0.0)
-        if INVERSE:
+        if inverse:
             sin = -sin
         a, b = first.to(tl.float32), second.to(tl.float32)
         same = tl.broadcast_to(known[:, None], [ROWS, HALF])
