@@ -7,10 +7,11 @@ swiglu_quantize moves 4 bytes in and 1 to 2 out per bf16 activation, about 20 FL
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from deepinfer.registry import Call
 from deepinfer_triton import warp_top
-from deepinfer_triton.blocks import block_reason, cut
+from deepinfer_triton.blocks import block_reason, cut, narrow, strides
 from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outputs, next_power_of_two
 
 EXPERT_LIMIT = 4096
@@ -101,15 +102,18 @@ class SwigluQuantize(TritonKernel):
         if gate_up.numel == 0:
             return ()
         block, form = FORMS[call["quantize"]]
-        found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block, TILE)
+        _, row, column = strides(gate_up) or (0, 0, 0)
+        general = narrow((0, row, column), gate_up.shape[1] // 2)
+        found = cut((gate_up.shape[0], gate_up.shape[1] // 2), block, TILE, general)
         numbers = {
-            "sb": 0, "sr": gate_up.stride[0], "sc": gate_up.stride[1],
-            "weight_step": weights.stride[0] if weights else 0,
-            "limit": 0.0 if limit is None else limit, "floor": FLOOR, **found.numbers,
+            "sb": 0, "sr": row, "sc": column, "weight_step": weights.stride[0] if weights else 0,
+            "limit": inf if limit is None else limit, "floor": FLOOR, **found.numbers,
         }
-        constants = {**found.constants, "LIMITED": limit is not None, "FORM": form}
+        constants = {**found.constants, "LIMITED": general or limit is not None, "FORM": form}
         tensors = ("gate_up", "route_weights", "data", "scale")
-        return (Program("moe.swiglu_quantize", found.programs, tensors, numbers, constants, found.warps),)
+        return (Program(
+            "moe.swiglu_quantize", found.programs, tensors, numbers, constants, found.warps, general=general,
+        ),)
 
 
 KERNELS = (Route(), SwigluQuantize())
