@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/cuda_route_tune.py [32x4x2x5 ...]
 
-A shape is experts per lane x warps x stages x CTAs on an SM. Results of every shape are compared with those of the Triton
-kernel. `--once` runs each shape once, for a profiler. Kinds of logits other than normal ones show what ties cost.
+A shape is experts per lane x warps x stages x CTAs on an SM. Results of each shape are compared with the Triton
+kernel's. `--once` runs each shape once, for a profiler. Kinds of logits other than normal ones show what ties cost.
 """
 
 from __future__ import annotations

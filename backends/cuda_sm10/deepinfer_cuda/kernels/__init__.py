@@ -8,5 +8,6 @@ from deepinfer_triton import kernels as _small_ops
 
 from deepinfer.registry import Kernel
 from deepinfer_cuda.kernels.gemm import KERNELS as _GEMM
+from deepinfer_cuda.kernels.route import KERNELS as _ROUTE
 
-KERNELS: Sequence[Kernel] = (*_GEMM, *_small_ops())
+KERNELS: Sequence[Kernel] = (*_GEMM, *_ROUTE, *_small_ops())
