@@ -1,8 +1,9 @@
-"""Portable matrix products: plain torch on any device, memory-bounded, no value read on the host.
+"""Portable matrix products: plain torch on any device, memory-bounded, no value of an accelerator read on the host.
 
-Grouped products cut every group into tiles of `tile` rows. How many tiles there are at most follows from shapes alone
-(M / tile + G), which group a tile belongs to is computed on the device, and tiles past the last one write to a spare
-row. So nothing waits for the counts, and no row is multiplied by more than one group's weights.
+Where counts lie in host memory, a grouped product is one product per group. Elsewhere every group is cut into tiles of
+`tile` rows. How many tiles there are at most follows from shapes alone (M / tile + G), which group a tile belongs to is
+computed on the device, and tiles past the last one write to a spare row. So nothing waits for the counts, and no row is
+multiplied by more than one group's weights.
 Drawing, tile = 4:  rows 0 1 2 3 4 5 | 6 | 7 8 9      groups of 6, 1, 3 rows
                     tile 0: 0 1 2 3   tile 1: 4 5 - -   tile 2: 6 - - -   tile 3: 7 8 9 -
 """
@@ -42,6 +43,28 @@ def grouped(
     b: torch.Tensor, b_scale: torch.Tensor | None, b_recipe: str, bounds: Bounds, out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """[M, N] where row m of group g is a[m] x b[g]^T; rows of no group are 0."""
+    way = by_group if bounds.low.device.type == "cpu" else by_tile
+    return way(a, a_scale, a_recipe, b, b_scale, b_recipe, bounds, out_dtype)
+
+
+def by_group(
+    a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str,
+    b: torch.Tensor, b_scale: torch.Tensor | None, b_recipe: str, bounds: Bounds, out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """`grouped` where the bounds lie in host memory: one product per group that owns rows."""
+    result = a.new_zeros((a.shape[0], b.shape[1]), dtype=out_dtype)
+    for g, (low, high) in enumerate(zip(bounds.low.tolist(), bounds.high.tolist(), strict=True)):
+        if low < high:
+            mine = (a[low:high], rows_of(a_scale, a_recipe, low, high), a_recipe)
+            dense(*mine, b[g], None if b_scale is None else b_scale[g], b_recipe, result[low:high])
+    return result
+
+
+def by_tile(
+    a: torch.Tensor, a_scale: torch.Tensor | None, a_recipe: str,
+    b: torch.Tensor, b_scale: torch.Tensor | None, b_recipe: str, bounds: Bounds, out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """`grouped` without reading the bounds: batched products of tiles, as drawn above."""
     total, groups, cols = a.shape[0], b.shape[0], b.shape[1]
     result = a.new_zeros((total + 1, cols), dtype=out_dtype)
     if not (total and groups and cols):

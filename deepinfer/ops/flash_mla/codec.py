@@ -79,7 +79,7 @@ def decode_rows(parts: Fields, layout: Layout, dtype: torch.dtype = torch.float3
     if not layout.plain:
         return codes.mul_(scales[..., None]).flatten(1)
     rows = torch.empty((codes.shape[0], layout.width), dtype=dtype, device=codes.device)
-    torch.mul(codes, scales[..., None], out=rows[:, : layout.coded].unflatten(1, scales.shape[1:] + (layout.tile,)))
+    torch.mul(codes, scales[..., None], out=rows[:, : layout.coded].view(codes.shape))
     rows[:, layout.coded :] = parts.plain.contiguous().view(torch.bfloat16)
     return rows
 

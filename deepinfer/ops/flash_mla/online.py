@@ -6,6 +6,8 @@ groups * rows * (d_v + block), never rows * all keys. A non-finite value reaches
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 BUDGET = 1 << 20  # floats that one gathered block of keys and its logits may take
@@ -20,21 +22,22 @@ class OnlineSoftmax:
         self.total = torch.zeros((groups, rows), device=device)
         self.out = torch.zeros((groups, rows, d_v), device=device)
 
-    def add(self, logits: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> None:
+    def add(self, logits: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> None:
         """Take in a block of keys.
 
         Args:
             logits: [groups, rows, c] scaled; overwritten.
             values: [groups, c, d_v]; rows that no query of the group sees must be finite (zero).
-            seen: bool, broadcastable to logits; False = the key is not there for that row.
+            seen: bool, broadcastable to logits; False = the key is not there for that row. None = all are there.
         """
-        logits.masked_fill_(~seen, -torch.inf)
+        if seen is not None:
+            logits.masked_fill_(~seen, -torch.inf)
         top = torch.maximum(self.top, logits.amax(-1))
         base = torch.where(top == -torch.inf, torch.zeros_like(top), top)
         weights = logits.sub_(base[..., None]).exp_()
         keep = (self.top - base).exp_()
-        self.total = self.total * keep + weights.sum(-1)
-        self.out = self.out * keep[..., None] + _mix(weights, values, seen)
+        self.total = torch.addcmul(weights.sum(-1), self.total, keep)
+        self.out = _mix(weights, values, seen).addcmul_(self.out, keep[..., None])
         self.top = top
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -45,12 +48,15 @@ class OnlineSoftmax:
         return out, lse, self.top
 
 
-def _mix(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def known_finite(x: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite, looked at only where that is free: True is a fact, False may be either."""
+    return x.device.type == "cpu" and math.isfinite(float(x.sum()))  # one pass; NaN and infinities survive a sum
+
+
+def _mix(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
     """weights @ values, where a key that a row does not see adds nothing to it even if its value is NaN or inf."""
     mixed = torch.bmm(weights, values)
-    if seen.shape[-2] == 1:  # all rows see the same keys, and unseen ones are zero
-        return mixed
-    if mixed.device.type == "cpu" and bool(mixed.isfinite().all()):
+    if seen is None or seen.shape[-2] == 1 or known_finite(mixed):  # the same keys for all, and unseen ones are zero
         return mixed
     seen = seen.expand_as(weights)
     mixed = torch.bmm(weights, values.masked_fill(~values.isfinite(), 0.0))

@@ -10,14 +10,15 @@ from collections.abc import Callable
 
 import torch
 
+from deepinfer.ops.flash_mla import portable_short
 from deepinfer.ops.flash_mla.codec import read_slots
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
 from deepinfer.ops.flash_mla.online import BUDGET, KEY_BLOCK, OnlineSoftmax, group_step, sink_share
 from deepinfer.registry.spec import Args, Tensors
 
 Out = tuple[torch.Tensor | None, ...]
-# (first key, end key) -> (keys [g, c, d], values [g, c, d_v], exists: bool [g, c])
-Loader = Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+# (first key, end key) -> (keys [g, c, d], values [g, c, d_v], exists: bool [g, c], None = all do)
+Loader = Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
 
 def host_max(values: torch.Tensor, limit: int) -> int:
@@ -25,6 +26,14 @@ def host_max(values: torch.Tensor, limit: int) -> int:
     if values.device.type != "cpu":
         return limit
     return min(max(int(values.max()), 0), limit) if values.numel() else 0
+
+
+def host_range(values: torch.Tensor, low: int, high: int) -> tuple[int, int]:
+    """Bounds of `values`: their own minimum and maximum where reading them is free, else low and high."""
+    if values.device.type != "cpu" or not values.numel():
+        return low, high
+    least, most = torch.aminmax(values)
+    return int(least), int(most)
 
 
 def attend_blocks(
@@ -35,36 +44,51 @@ def attend_blocks(
     Returns out [g, r, d_v] and lse [g, r], float32.
     """
     state = OnlineSoftmax(q.shape[0], q.shape[1], d_v, q.device)
+    near, far = host_range(last, -1, n_keys - 1)  # all rows see keys up to the first, none sees one past the second
+    n_keys = min(n_keys, far + 1)
     uniform = q.shape[1] == 1 or bool(last.device.type == "cpu" and (last == last[:, :1]).all())
     limit = last[:, :1, None] if uniform else last[:, :, None]
     for first in range(0, n_keys, KEY_BLOCK):
         end = min(first + KEY_BLOCK, n_keys)
         keys, values, exists = load(first, end)
-        position = torch.arange(first, end, device=q.device)
-        state.add(torch.bmm(q, keys.transpose(1, 2)), values, exists[:, None] & (position <= limit))
+        seen = None if exists is None else exists[:, None]
+        if end - 1 > near:
+            visible = torch.arange(first, end, device=q.device) <= limit
+            seen = visible if seen is None else seen & visible
+        state.add(torch.bmm(q, keys.transpose(1, 2)), values, seen)
     out, lse, _ = state.result()
     return out, lse
+
+
+def existing(rows: torch.Tensor, exists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows [n, ...], zeroed in place where exists [n] is False, and exists, or None if all are known to exist."""
+    if exists.device.type == "cpu" and bool(exists.all()):
+        return rows, None
+    return rows.masked_fill_(~exists.view(-1, *(1,) * (rows.ndim - 1)), 0.0), exists
 
 
 def paged_loader(cache: torch.Tensor, layout: Layout, table: torch.Tensor, lens: torch.Tensor, d_v: int) -> Loader:
     """Keys of requests with block ids table [g, max_blocks]; what lies past lens [g] or in no block is zero."""
     blocks, page = cache.shape[:2]
 
-    def load(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def load(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         position = torch.arange(first, end, device=cache.device)
         block = table[:, position // page].long()
         exists = (block >= 0) & (block < blocks) & (position < lens[:, None])
         slots = torch.where(exists, block * page + position % page, 0)
-        keys = read_slots(cache, layout, slots.flatten())
-        keys = keys.masked_fill_(~exists.flatten()[:, None], 0.0).view(*slots.shape, -1)
-        return keys, keys[..., :d_v], exists
+        keys, found = existing(read_slots(cache, layout, slots.flatten()), exists.flatten())
+        keys = keys.view(*slots.shape, -1)
+        return keys, keys[..., :d_v], None if found is None else exists
 
     return load
 
 
 def decode(args: Args, out: Out) -> Tensors:
-    """flash_mla.decode: requests in groups, query tokens in blocks."""
+    """flash_mla.decode: requests in groups, query tokens in blocks; few keys in host memory all at once."""
     q, cache, table = args["q"], args["kv_cache"], args["block_table"]
+    short = portable_short.decode(args) if q.device.type == "cpu" else None
+    if short is not None:
+        return finish(*short, args["attn_sink"], q.dtype, out)
     b, s_q, heads, d = q.shape
     d_v, layout = args["d_v"], LAYOUTS[args["format"]]
     result = torch.zeros((b, s_q, heads, d_v), device=q.device)

@@ -10,7 +10,7 @@ import torch
 
 from deepinfer.ops.flash_mla.formats import LAYOUTS
 from deepinfer.ops.flash_mla.online import BUDGET, KEY_BLOCK
-from deepinfer.ops.flash_mla.portable_dense import Loader, Out, attend_blocks, finish, host_max, paged_loader
+from deepinfer.ops.flash_mla.portable_dense import Loader, Out, attend_blocks, existing, finish, host_max, paged_loader
 from deepinfer.ops.flash_mla.segments import covered, cut
 from deepinfer.registry.spec import Args, Tensors
 
@@ -60,21 +60,21 @@ def _loader(args: Args, r: int) -> Loader:
         return paged_loader(kv, LAYOUTS[args["format"]], args["block_table"][r : r + 1], lens, d_v)
     start, length = (edge[r] for edge in cut(args["cu_k"], kv.shape[0]))
 
-    def load(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def load(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         position = torch.arange(first, end, device=kv.device)
         exists = position < length
         slot = torch.where(exists, start + position, 0)
-        keys = _rows(kv, slot, exists)
-        return keys, keys[..., :d_v] if v is None else _rows(v, slot, exists), exists[None]
+        keys, found = _rows(kv, slot, exists)
+        values = keys[..., :d_v] if v is None else _rows(v, slot, exists)[0]
+        return keys, values, None if found is None else exists[None]
 
     return load
 
 
-def _rows(source: torch.Tensor, slot: torch.Tensor, exists: torch.Tensor) -> torch.Tensor:
-    """Rows [S, d] -> [1, c, d] or [S, h, d] -> [h, c, d], float32, zero where they do not exist."""
-    picked = source.index_select(0, slot).float()
-    picked = picked.masked_fill_(~exists.view(-1, *(1,) * (picked.ndim - 1)), 0.0)
-    return picked[None] if picked.ndim == 2 else picked.transpose(0, 1)
+def _rows(source: torch.Tensor, slot: torch.Tensor, exists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows [S, d] -> [1, c, d] or [S, h, d] -> [h, c, d], float32, zero where they do not exist; and `existing`."""
+    picked, found = existing(source.index_select(0, slot).float(), exists)
+    return picked[None] if picked.ndim == 2 else picked.transpose(0, 1), found
 
 
 def deliver(result: torch.Tensor, lse: torch.Tensor, args: Args, out: Out) -> Tensors:

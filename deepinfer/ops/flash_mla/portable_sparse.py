@@ -14,7 +14,7 @@ import torch
 from deepinfer.ops.flash_mla.codec import encode_rows, read_slots
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
 from deepinfer.ops.flash_mla.online import KEY_BLOCK, OnlineSoftmax, group_step, sink_share
-from deepinfer.ops.flash_mla.portable_dense import Out, finish
+from deepinfer.ops.flash_mla.portable_dense import Out, existing, finish
 from deepinfer.ops.flash_mla.rotate import rotate
 from deepinfer.registry.spec import Args, Tensors
 
@@ -33,15 +33,15 @@ class Pool:
         """Entries to look at per token."""
         return self.indices.shape[1] if self.cache.shape[0] * self.cache.shape[1] else 0
 
-    def load(self, tokens: slice, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Entries first .. end-1 of some tokens: keys [g, c, d] float32 and whether they exist [g, c]."""
+    def load(self, tokens: slice, first: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Entries first .. end-1 of some tokens: keys [g, c, d] float32 and whether they exist [g, c], None = all."""
         slots = self.indices[tokens, first:end].long()
         exists = (slots >= 0) & (slots < self.cache.shape[0] * self.cache.shape[1])
         if self.lengths is not None:
             exists &= torch.arange(first, end, device=slots.device) < self.lengths[tokens, None]
         slots = torch.where(exists, slots, 0)
-        keys = read_slots(self.cache, self.layout, slots.flatten())
-        return keys.masked_fill_(~exists.flatten()[:, None], 0.0).view(*slots.shape, -1), exists
+        keys, found = existing(read_slots(self.cache, self.layout, slots.flatten()), exists.flatten())
+        return keys.view(*slots.shape, -1), None if found is None else exists
 
 
 def attend_pools(
@@ -60,7 +60,8 @@ def attend_pools(
         for pool in pools:
             for first in range(0, pool.width, KEY_BLOCK):
                 keys, exists = pool.load(tokens, first, min(first + KEY_BLOCK, pool.width))
-                state.add(torch.bmm(wide, keys.transpose(1, 2)), keys[..., :d_v], exists[:, None])
+                seen = None if exists is None else exists[:, None]
+                state.add(torch.bmm(wide, keys.transpose(1, 2)), keys[..., :d_v], seen)
         result[tokens], lse[tokens], top[tokens] = state.result()
     return result, lse, top
 
