@@ -3,6 +3,11 @@
 
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 #include "runtime.h"
 
 namespace asc_sim {
@@ -11,10 +16,44 @@ namespace {
 constexpr size_t kStack = 512 * 1024, kGuard = 4096;
 thread_local std::vector<unsigned char*> stack_pool;
 
+// The address sanitizer knows one stack a thread and must be told of others; in other builds these are nothing.
+#if defined(__SANITIZE_ADDRESS__)
+struct Stack {
+    const void* bottom = nullptr;
+    size_t size = 0;
+};
+thread_local Stack scheduler_stack;
+void* leave_for(const void* bottom, size_t size, bool for_good = false) {
+    void* frames = nullptr;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &frames, bottom, size);
+    return frames;
+}
+void arrived(void* frames, bool on_fiber) {
+    Stack from;
+    __sanitizer_finish_switch_fiber(frames, &from.bottom, &from.size);
+    if (on_fiber) scheduler_stack = from;
+}
+void* to_scheduler(bool for_good = false) { return leave_for(scheduler_stack.bottom, scheduler_stack.size, for_good); }
+void clean(unsigned char* stack) { __asan_unpoison_memory_region(stack + kGuard, kStack); }  // a launch that stopped left frames
+#else
+void* leave_for(const void*, size_t) { return nullptr; }
+void arrived(void*, bool) {}
+void* to_scheduler(bool = false) { return nullptr; }
+void clean(unsigned char*) {}
+#endif
+
+// From a fiber to the scheduler and, unless it has ended, back.
+void yield(Fiber& f, Scheduler& s, bool for_good = false) {
+    void* frames = to_scheduler(for_good);
+    swapcontext(&f.ctx, &s.main);
+    arrived(frames, true);
+}
+
 unsigned char* take_stack() {
     if (!stack_pool.empty()) {
         auto* s = stack_pool.back();
         stack_pool.pop_back();
+        clean(s);
         return s;
     }
     void* p = mmap(nullptr, kStack + kGuard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -24,6 +63,7 @@ unsigned char* take_stack() {
 }
 
 void entry(unsigned hi, unsigned lo) {
+    arrived(nullptr, true);
     auto* c = reinterpret_cast<Core*>((static_cast<uintptr_t>(hi) << 32) | lo);
     Scheduler* s = g.sched;
     try {
@@ -32,7 +72,7 @@ void entry(unsigned hi, unsigned lo) {
         if (!s->error) s->error = std::current_exception();
     }
     c->fiber.state = Run::Done;
-    swapcontext(&c->fiber.ctx, &s->main);
+    yield(c->fiber, *s, true);
 }
 }  // namespace
 
@@ -57,7 +97,9 @@ void Scheduler::resume(Core& c) {
     c.fiber.state = Run::Ready;
     c.fiber.wake = nullptr;
     g = Exec{this, &c, 0, "", Loc{"", 0}};
+    void* frames = leave_for(c.fiber.stack + kGuard, kStack);
     swapcontext(&main, &c.fiber.ctx);
+    arrived(frames, false);
     g.core = nullptr;
 }
 
@@ -72,7 +114,7 @@ void Scheduler::block_fiber(Core& c, const char* why, Loc loc, std::function<boo
     f.why_b = b;
     f.why_id = id;
     const Exec saved = g;
-    swapcontext(&f.ctx, &main);
+    yield(f, *this);
     g = saved;
 }
 
@@ -81,7 +123,7 @@ void Scheduler::spin(Core& c, Loc loc) {
     c.fiber.why = "polling";
     c.fiber.where = loc;
     const Exec saved = g;
-    swapcontext(&c.fiber.ctx, &main);
+    yield(c.fiber, *this);
     g = saved;
 }
 
