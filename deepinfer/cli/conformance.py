@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     levels = ["L0", "L1", "L2", "L3"]
     parser.add_argument("--level", action="append", choices=levels, help="only these levels (repeatable)")
     parser.add_argument("--op", action="append", help="only ops that match this pattern (repeatable)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that share the checks")
+    shared = "processes that share the checks (default: one per usable core, up to 8; one on hardware)"
+    parser.add_argument("--jobs", type=int, metavar="N", help=shared)
     parser.add_argument("--model", type=Path, help="model directory for level L3")
     parser.add_argument("--report", type=Path, help="write the JSON report here")
     parser.add_argument("--json", action="store_true", help="print the JSON report instead of text")

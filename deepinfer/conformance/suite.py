@@ -179,7 +179,7 @@ def run(
     model: str | Path | None = None,
     profile: Path | None = None,
     progress: Callable[[int, int, Result], None] | None = None,
-    jobs: int = 1,
+    jobs: int | None = 1,
 ) -> Report:
     """Run the suite against one device, without pytest.
 
@@ -192,7 +192,10 @@ def run(
         model: checkpoint directory for L3; without it L3 builds a small random model.
         profile: a conformance.toml to use instead of the backend's own.
         progress: called with (number done, number of items, result) after each item.
-        jobs: processes that share the items. With more than one, `backend` must be found by its entry point.
+        jobs: processes that share the items; None = one per usable core, up to 8, for the host and simulators, one for
+            hardware. They are spawned, so a script that asks for more than one needs `if __name__ == "__main__"`. A
+            backend of `register_backend` is unknown to them: it runs in this process alone, with a warning. Results do
+            not depend on the number.
 
     Returns:
         A `Report`: every result, what was proved per kernel, versions and the device.
@@ -204,15 +207,16 @@ def run(
     >>> run("cpu", levels=["L0"]).failures
     []
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise invalid("jobs", jobs, "must be positive", nearest=1)
     chosen = target(backend, full=not quick, model=str(model) if model else None, profile=profile)
     start = time.perf_counter()
     wanted = None if ops is None else tuple(ops)
     items = collect(chosen, levels or LEVELS, wanted)
-    if jobs > 1:
-        from deepinfer.conformance import parallel  # it runs this module's functions in its processes
+    from deepinfer.conformance import parallel  # it runs this module's functions in its processes
 
+    jobs = parallel.processes(chosen, items, jobs)
+    if jobs > 1:
         listing = parallel.Listing(
             backend, chosen.full, chosen.model, profile, tuple(levels or LEVELS), wanted,
             max(torch.get_num_threads() // jobs, 1),

@@ -66,6 +66,12 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
+def in_every_process(name: str) -> bool:
+    """Whether a new process finds the backend `name` (canonical) too: by its entry point, not registered here."""
+    with _lock:
+        return name not in _extra and name in _installed()
+
+
 def names() -> list[str]:
     """All backends that are installed, registered or known, in the order of the known table."""
     known = [entry.name for entry in KNOWN]
