@@ -46,10 +46,16 @@ __device__ __forceinline__ float sigmoid_base(float x) {
     return __fadd_rn(power, 1.f);
 }
 
-// One over `base` < kPowerLimit: a Newton step makes the reciprocal of the hardware's own.
-__device__ __forceinline__ float sigmoid_of_base(float base) {
+// One over `base` within one unit in the last place, or within 2^-126.
+__device__ __forceinline__ float rough_sigmoid(float base) {
     float near;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(base));
+    return near;
+}
+
+// One over `base` < kPowerLimit: a Newton step makes the reciprocal of the hardware's own.
+__device__ __forceinline__ float sigmoid_of_base(float base) {
+    const float near = rough_sigmoid(base);
     return __fmaf_rn(near, __fmaf_rn(-base, near, 1.f), near);
 }
 
@@ -63,8 +69,17 @@ __device__ __forceinline__ float sigmoid(float x) {
 }
 
 // One instruction to compare and one to add, where the compiler would select.
-__device__ __forceinline__ void count_if_greater(uint32_t& count, int32_t a, int32_t b) {
-    asm("{\n.reg .pred greater;\nsetp.gt.s32 greater, %1, %2;\n@greater add.u32 %0, %0, 1;\n}\n" : "+r"(count) : "r"(a), "r"(b));
+__device__ __forceinline__ void count_if_greater(uint32_t& count, float a, float b) {
+    asm("{\n.reg .pred greater;\nsetp.gt.f32 greater, %1, %2;\n@greater add.u32 %0, %0, 1;\n}\n"
+        : "+r"(count)
+        : "f"(a), "f"(b));
+}
+
+// The maximum, NaN if either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float out;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+    return out;
 }
 
 // Adds the value of the lane `step` below, if that is among the same 8 lanes.
@@ -98,6 +113,9 @@ struct RouteKernel {
     static constexpr uint32_t kExperts = kLanes * PER_LANE;  // of a token
     static constexpr uint32_t kChunks = PER_LANE / 4;        // 16 bytes each, of a lane
     static constexpr uint32_t kListed = 32;                  // candidates of a token that sorting takes
+    // Of 1 + the largest rank considered. A rough rank is off by 2^-23 (score) and as much of itself (two sums that round
+    // apart), a group's score by twice that and its own rounding, and two groups compare within twice that.
+    static constexpr float kSlack = 0x1.4p-20f;
     static constexpr uint32_t kAll = 0xffffffffu;
     static constexpr uint32_t kTileBytes = kTokens * kExperts * 4;
 
@@ -137,7 +155,8 @@ struct RouteKernel {
         return __shfl_xor_sync(kAll, value, mask);
     }
 
-    // Each list of 8 ranks, one per lane, falls from lane to lane if it was bitonic (`first` = 4), or whatever it was.
+    // Of each list's two keys in lanes that differ by `mask`, the larger goes to the lane without `top_bit`, which is the
+    // highest of `mask`.
     template <uint32_t LISTS>
     static __device__ __forceinline__ void exchange(float (&key)[LISTS], uint32_t sub, uint32_t mask, uint32_t top_bit) {
 #pragma unroll
@@ -167,39 +186,47 @@ struct RouteKernel {
         return lost;
     }
 
-    // Whether the lane's group is among those that stay; `first` and `second` are the lane's two largest ranks.
-    static __device__ __forceinline__ uint32_t keeps(const Route& p, uint32_t sub, float first, float second) {
-        if (p.group_lanes == kLanes) return 1;
+    // The two largest ranks of a lane become those of its group.
+    static __device__ __forceinline__ void gather_group(const Route& p, float& first, float& second) {
         for (uint32_t mask = 1; mask < p.group_lanes; mask *= 2) {
             const float a = shuffle_xor(first, mask), b = shuffle_xor(second, mask);
             second = fmaxf(fminf(first, a), fmaxf(second, b));
             first = fmaxf(first, a);
         }
-        const int32_t key = ordered(p.top2 ? first + second : first);
-        const uint32_t others = sub & (0u - p.group_lanes);  // bits that tell lanes of different groups apart
-        uint32_t above = 0;  // lanes of better groups
-#pragma unroll
-        for (uint32_t mask = 1; mask < kLanes; ++mask) {
-            const uint32_t top_bit = mask & 4 ? 4 : mask & 2 ? 2 : 1;
-            const int32_t wins = key - (others & top_bit ? 1 : 0);  // a lower group needs no more than the same
-            count_if_greater(above, __shfl_xor_sync(kAll, key, mask), wins);
-        }
-        return above < p.kept_lanes ? 1 : 0;
     }
 
-    // The two largest of a lane's ranks.
+    // Whether the lane's group stays, if that follows from ranks so rough that scores of groups less than `slack` apart may
+    // be in any order; else returns false.
+    static __device__ __forceinline__ bool keeps(const Route& p, float first, float second, float slack, uint32_t& kept) {
+        kept = 1;
+        if (p.group_lanes == kLanes) return true;
+        gather_group(p, first, second);
+        const float score = p.top2 ? first + second : first;
+        const float high = score + slack, low = score - slack;
+        uint32_t surely = 0, maybe = 1 - p.group_lanes;  // lanes of better groups; a group's own lanes are in `maybe`
+#pragma unroll
+        for (uint32_t mask = 1; mask < kLanes; ++mask) {
+            const float other = shuffle_xor(score, mask);
+            count_if_greater(surely, other, high);
+            count_if_greater(maybe, other, low);
+        }
+        kept = maybe < p.kept_lanes ? 1 : 0;
+        return kept || surely >= p.kept_lanes;
+    }
+
+    // The two largest of a lane's ranks; `first` is NaN if any is.
     static __device__ __forceinline__ void two_largest(const float (&x)[PER_LANE], float& first, float& second) {
         float high[PER_LANE / 2], low[PER_LANE / 2];
 #pragma unroll
         for (uint32_t i = 0; i < PER_LANE / 2; ++i) {
-            high[i] = fmaxf(x[2 * i], x[2 * i + 1]), low[i] = fminf(x[2 * i], x[2 * i + 1]);
+            high[i] = max_or_nan(x[2 * i], x[2 * i + 1]), low[i] = fminf(x[2 * i], x[2 * i + 1]);
         }
 #pragma unroll
         for (uint32_t step = 1; step < PER_LANE / 2; step *= 2) {
 #pragma unroll
             for (uint32_t i = 0; i < PER_LANE / 2; i += 2 * step) {
                 low[i] = fmaxf(fminf(high[i], high[i + step]), fmaxf(low[i], low[i + step]));
-                high[i] = fmaxf(high[i], high[i + step]);
+                high[i] = max_or_nan(high[i], high[i + step]);
             }
         }
         first = high[0], second = low[0];
@@ -255,17 +282,20 @@ struct RouteKernel {
     static __device__ __forceinline__ bool choose(const Route& p, const Token& token, uint32_t sub, uint32_t count,
                                                   uint32_t& expert) {
         float key[LISTS];
+        bool open = false;
 #pragma unroll
         for (uint32_t k = 0; k < LISTS; ++k) {
             const uint32_t place = sub + kLanes * k, e = token.list[min(place, count - 1)];
-            const float rank = __fadd_rn(sigmoid_of_base(sigmoid_base(token.logits[e])), token.shared->bias[e]);
+            const float base = sigmoid_base(token.logits[e]);
+            const float rank = __fadd_rn(sigmoid_of_base(base), token.shared->bias[e]);
+            open |= !(base < kPowerLimit);
             key[k] = place < count ? __uint_as_float(__float_as_uint(rank) & 0u - kListed | place) : -kInfinity;
         }
         const float lost = sort(key, sub);
         const uint32_t mine = __float_as_uint(key[0]), next = __shfl_down_sync(kAll, mine, 1, kLanes);
         const uint32_t last = __shfl_sync(kAll, mine, p.top_k - 1, kLanes);
-        const bool open = (sub < p.top_k && sub + 1 < kLanes && (mine ^ next) < kListed) ||
-                          (last ^ __float_as_uint(lost)) < kListed;
+        open |= (mine ^ next) < kListed & sub < min(p.top_k, kLanes - 1);
+        open |= (last ^ __float_as_uint(lost)) < kListed;
         expert = token.list[min(mine % kListed, count - 1)];
         return !__any_sync(kAll, open);
     }
@@ -300,34 +330,46 @@ struct RouteKernel {
 
     // Whether the lane's group stays, for ranks of any kind.
     static __device__ __forceinline__ uint32_t keeps_exactly(const Route& p, const Token& token, uint32_t sub) {
+        if (p.group_lanes == kLanes) return 1;
         float first = -kInfinity, second = -kInfinity;
 #pragma unroll 1
         for (uint32_t r = 0; r < PER_LANE; ++r) {
-            const float rank = fmaxf(token.rank(sub * PER_LANE + r), -kInfinity);  // the larger of NaN and a number is the number
+            // the larger of NaN and a number is the number
+            const float rank = fmaxf(token.rank(sub * PER_LANE + r), -kInfinity);
             second = fmaxf(second, fminf(first, rank));
             first = fmaxf(first, rank);
         }
-        return keeps(p, sub, first, second);
+        gather_group(p, first, second);
+        const int32_t key = ordered(p.top2 ? first + second : first);
+        uint32_t above = 0;  // lanes of better groups
+#pragma unroll 1
+        for (uint32_t mask = p.group_lanes; mask < kLanes; ++mask) {
+            const int32_t other = __shfl_xor_sync(kAll, key, mask);
+            if (other > key || (other == key && (sub ^ mask) < sub)) ++above;
+        }
+        return above < p.kept_lanes ? 1 : 0;
     }
 
     // Expert and score of rank `sub` of the lane's token; anything for sub >= top_k.
     static __device__ __forceinline__ uint32_t select(const Route& p, const Token& token, const Lane& lane,
-                                                      bool plain, float& score) {
+                                                      float& score) {
         const uint32_t chunks = shared_address(token.logits + lane.sub * PER_LANE) + 16 * lane.swizzle;
-        float x[PER_LANE], sum = 0.f;  // of products of two bases, of which none is below 1
+        float x[PER_LANE];  // rough ranks
 #pragma unroll
         for (uint32_t i = 0; i < kChunks; ++i) {
             const float4 v = load_shared(chunks ^ 16 * i), b = token.shared->lane_bias[i][lane.sub];
-            const float bases[4] = {sigmoid_base(v.x), sigmoid_base(v.y), sigmoid_base(v.z), sigmoid_base(v.w)};
-            const float extra[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-            for (uint32_t c = 0; c < 4; ++c) x[4 * i + c] = __fadd_rn(sigmoid_of_base(bases[c]), extra[c]);
-            sum = __fmaf_rn(bases[2], bases[3], __fmaf_rn(bases[0], bases[1], sum));
+            x[4 * i] = __fadd_rn(rough_sigmoid(sigmoid_base(v.x)), b.x);
+            x[4 * i + 1] = __fadd_rn(rough_sigmoid(sigmoid_base(v.y)), b.y);
+            x[4 * i + 2] = __fadd_rn(rough_sigmoid(sigmoid_base(v.z)), b.z);
+            x[4 * i + 3] = __fadd_rn(rough_sigmoid(sigmoid_base(v.w)), b.w);
         }
         float first, second;
         two_largest(x, first, second);
-        const uint32_t kept = keeps(p, lane.sub, first, second);
-        const float least = threshold(p, lane.sub, kept, first, second);
+        const float largest = __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(fmaxf(fabsf(first), fabsf(second)))));
+        const float slack = __fmaf_rn(largest, kSlack, kSlack);
+        uint32_t kept;
+        if (!__all_sync(kAll, keeps(p, first, second, slack, kept))) kept = keeps_exactly(p, token, lane.sub);
+        const float least = threshold(p, lane.sub, kept, first, second) - slack;
         const uint32_t mask = reaching(x, kept, least);
         uint32_t before = __popc(mask);
         const uint32_t here = before;
@@ -335,8 +377,7 @@ struct RouteKernel {
         for (uint32_t step = 1; step < kLanes; step *= 2) add_from_below(before, step);
         const uint32_t count = __shfl_sync(kAll, before, kLanes - 1, kLanes);
         const uint32_t most = __reduce_max_sync(kAll, count);
-        // NaN ranks come from infinite or NaN bases or the bias; infinite ones from the bias
-        plain = plain && sum < kPowerLimit && fabsf(least) >= 0x1p-100f && fabsf(first) < kInfinity;
+        const bool plain = fabsf(first) < kInfinity && fabsf(least) < kInfinity && fabsf(least) >= 0x1p-100f;
         const bool listed = __all_sync(kAll, plain) && most <= kListed;
         uint32_t expert = 0;
         if (listed) {
@@ -397,25 +438,24 @@ struct RouteKernel {
         const Lane lane;
         const uint32_t warp = threadIdx.x / 32;
         const uint32_t tiles = ceil_div(p.tokens, kTokens), stride = gridDim.x * WARPS;
-        bool plain = true;  // no NaN in the bias
+        uint32_t tile = blockIdx.x * WARPS + warp, stage = 0, parity = 0;
+        if (lane.index < STAGES) smem.full[warp][lane.index].init(1);
+        fence_barrier_init();
+        __syncwarp();
+        for (uint32_t s = 0; s < STAGES && tile + s * stride < tiles; ++s)
+            load(p, smem.logits[warp][s], &smem.full[warp][s], tile + s * stride);
         for (uint32_t e = threadIdx.x; e < kExperts; e += WARPS * 32) {
             const float extra = p.bias ? read_number(p.bias + e * p.bias_bytes, p.bias_type) : 0.f;
             const uint32_t sub = e / PER_LANE, chunk = e / 4 % kChunks ^ Lane::swizzle_of(sub);
             smem.bias[e] = extra;
             reinterpret_cast<float*>(&smem.lane_bias[chunk][sub])[e % 4] = extra;
-            plain = plain && extra == extra;
         }
-        if (lane.index < STAGES) smem.full[warp][lane.index].init(1);
-        fence_barrier_init();
-        plain = __syncthreads_and(plain);
-        uint32_t tile = blockIdx.x * WARPS + warp, stage = 0, parity = 0;
-        for (uint32_t s = 0; s < STAGES && tile + s * stride < tiles; ++s)
-            load(p, smem.logits[warp][s], &smem.full[warp][s], tile + s * stride);
+        __syncthreads();
         for (; tile < tiles; tile += stride) {
             const Token token{smem.logits[warp][stage][lane.slot], &smem, smem.lists[warp][lane.slot]};
             smem.full[warp][stage].wait(parity);
             float score;
-            const uint32_t expert = select(p, token, lane, plain, score);
+            const uint32_t expert = select(p, token, lane, score);
             write(p, lane.sub, tile * kTokens + lane.slot, expert, score);
             __syncwarp();
             if (tile + STAGES * stride < tiles)
