@@ -4,7 +4,7 @@ The rules, in this order, per row (parameters are values on the device; None is 
 temperature divides; <= 0 or NaN means arg-max. top-k keeps the k largest logits, ties to the lower id (k <= 0: all).
 top-p keeps, among those, the shortest prefix of that order whose share of the mass reaches p (p >= 1 or NaN: all;
 p <= 0: one token). min-p drops tokens with less than min_p times the largest probability (<= 0 or NaN: none; values
-above 1 count as 1). At least the largest token stays. Nothing here reads the device on the host.
+above 1 count as 1). At least the largest token stays. Nothing here reads the memory of an accelerator on the host.
 """
 
 from __future__ import annotations
@@ -68,15 +68,23 @@ def scale(x: torch.Tensor, temperature: torch.Tensor | None) -> Scaled:
     """Divide by the temperature relative to the row's maximum, so that nothing overflows."""
     top = largest(x)
     valid = top.isfinite()
-    x = torch.where(valid, x, 0.0)
-    shifted = x - torch.where(valid, top, 0.0)
+    if not known_all(valid):
+        x, top = torch.where(valid, x, 0.0), torch.where(valid, top, 0.0)
+    shifted = x - top
     if temperature is None:
         return Scaled(x, shifted, valid[:, 0], None)
     warmth = temperature.float()
     greedy = ~(warmth > 0)
     divisor = torch.where(greedy, 1.0, warmth)[:, None]
-    log = torch.where(shifted == -torch.inf, shifted, shifted / divisor)
-    return Scaled(x, log, valid[:, 0], greedy)
+    log = shifted / divisor
+    if not known_all(divisor < torch.inf):  # -inf / inf is no number, but stays -inf here
+        log = torch.where(shifted == -torch.inf, shifted, log)
+    return Scaled(x, log, valid[:, 0], None if known_all(~greedy) else greedy)
+
+
+def known_all(true: torch.Tensor) -> bool:
+    """Whether all of it is True, looked at only in host memory, where that is free: False may be either."""
+    return true.device.type == "cpu" and bool(true.all())
 
 
 def ordered(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ def unit(words: torch.Tensor) -> torch.Tensor:
 
     Small values keep their relative precision, which is what rare events need.
     """
-    return (words.float() * 2.0**-32 + 2.0**-33).clamp(max=1 - 2.0**-24)
+    return words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
 
 class Stream:
@@ -76,4 +76,4 @@ class Stream:
 
 def gumbel(words: torch.Tensor) -> torch.Tensor:
     """Standard Gumbel noise -ln(-ln(1 - v)), v = unit(words), float32; larger than 22 for one word in 2^32."""
-    return -torch.log(-torch.log1p(-unit(words)))
+    return unit(words).neg_().log1p_().neg_().log_().neg_()

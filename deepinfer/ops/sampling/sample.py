@@ -95,8 +95,10 @@ def draw(args: Args, candidates: Candidates, source: type[Stream] = Stream) -> T
             rows, torch.nan, dtype=torch.float32
         )
     if args["greedy"]:
-        top, ids = adjusted(args).max(1)  # the first of equal maxima; NaN wins
-        valid, processed = top.isfinite(), torch.zeros_like(top)
+        x = adjusted(args)
+        ids = _largest(x)
+        valid = x.gather(1, ids[:, None])[:, 0].isfinite()
+        processed = torch.zeros_like(x[:, 0])
     else:
         scaled = scale(adjusted(args), args["temperature"])
         ids, processed = _draw_kept(args, scaled, cut(scaled, args, candidates(scaled)), source)
@@ -114,8 +116,8 @@ def _draw_kept(
     stream = source(args["seeds"], args["sample_index"], args["positions"])
     vocab = scaled.x.shape[1]
     if kept.ids is None:
-        words = stream.all_words(vocab, args["purpose"])
-        column = ids = (kept.log + gumbel(words)).argmax(1, keepdim=True)
+        score = gumbel(stream.all_words(vocab, args["purpose"])).add_(kept.log)
+        column = ids = _largest(score)[:, None]
     else:
         score = kept.log + gumbel(stream.words(kept.ids, args["purpose"]))
         # Candidates stand in order of probability; equal scores must still go to the lower id.
@@ -129,7 +131,14 @@ def _draw_kept(
     ids = ids[:, 0]
     if scaled.greedy is None:
         return ids, processed
-    return torch.where(scaled.greedy, scaled.x.argmax(1), ids), torch.where(scaled.greedy, 0.0, processed)
+    return torch.where(scaled.greedy, _largest(scaled.x), ids), torch.where(scaled.greedy, 0.0, processed)
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """The first place of the largest value of each row, int64 [n]; a NaN is the largest."""
+    if x.device.type == "cpu" and x.shape[1]:  # numpy's arg-max is vectorised, torch's is not
+        return torch.from_numpy(x.detach().numpy().argmax(1))
+    return x.argmax(1)
 
 
 def _exact_row(args: Args, row: int) -> tuple[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deepinfer_cpu.philox import CHUNK, HostStream
+from deepinfer_cpu.philox import CHUNK, FEW, HostStream
 
 from deepinfer.ops.sampling.philox import Stream, gumbel
 
@@ -21,9 +21,9 @@ def test_all_words(vocab: int) -> None:
         assert torch.equal(gumbel(found), gumbel(wanted))
 
 
-@pytest.mark.parametrize("count", [0, 7, CHUNK])
+@pytest.mark.parametrize("count", [0, 7, FEW, FEW + 1])
 def test_words_of_some_tokens(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
-    tokens = torch.randint(0, 5 * CHUNK, (len(SEEDS), count), generator=generator)
+    tokens = torch.randint(0, 10 * FEW, (len(SEEDS), count), generator=generator)
     host, portable = HostStream(*ARGUMENTS), Stream(*ARGUMENTS)
     assert torch.equal(host.words(tokens, "draft").long(), portable.words(tokens, "draft"))
