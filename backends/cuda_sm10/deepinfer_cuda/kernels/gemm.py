@@ -19,7 +19,7 @@ from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
 from deepinfer_cuda.kernels import pack_rows
 from deepinfer_cuda.kernels.base import CudaKernel, Unit, load
-from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, ceil_div, choose, choose_masked
+from deepinfer_cuda.kernels.gemm_tiles import MASKED_TILES, SM100_TILES, TILES, Tile, ceil_div, choose, choose_masked
 from deepinfer_cuda.kernels.pack_rows import Packing
 from deepinfer_cuda.tensor_map import slab_map
 
@@ -168,6 +168,8 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "sm90_masked_grouped_gemm_bf16"
+    header, more_headers = "kernels/sm90/masked_bf16.cuh", ("kernels/sm90/gemm_bf16.cuh", pack_rows.HEADER)
+    tiles = MASKED_TILES
     pick = staticmethod(choose_masked)
     tensors = (0, 3, 8)
 
@@ -192,6 +194,7 @@ class Sm100GroupedGemm(Sm90GroupedGemm):
 
 class Sm100MaskedGroupedGemm(Sm90MaskedGroupedGemm):
     name, header, archs = "sm100_masked_grouped_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
+    more_headers = (pack_rows.HEADER,)
     tiles = SM100_TILES
 
 

@@ -37,6 +37,7 @@ class Tile:
     macro: ClassVar[str] = "DI_SM90_GEMM_BF16"
     load_rows: ClassVar[int] = 64  # rows of A per copy; the matrix unit multiplies as many at once
     store_rows: ClassVar[int] = 64  # rows of D per copy
+    even: ClassVar[bool] = False  # whether the rows of a group are cut into tiles of one height
     flops: ClassVar[int] = 4096  # dense bf16 FLOP per cycle and SM
 
     @property
@@ -89,6 +90,44 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class MaskedTile(Tile):
+    """sm90_masked_bf16: tiles of up to `rows` rows, as high as a group's count asks for. It has one compiled shape."""
+
+    kernel: ClassVar[str] = "sm90_masked_bf16"
+    header: ClassVar[str] = "kernels/sm90/masked_bf16.cuh"
+    macro: ClassVar[str] = "DI_SM90_MASKED_BF16"
+    load_rows: ClassVar[int] = 32
+    even: ClassVar[bool] = True
+
+    @property
+    def band(self) -> int:
+        """All tiles of a column side by side, so that weights come from memory once."""
+        return 8
+
+    @property
+    def efficiency(self) -> float:
+        return 1.0
+
+    @property
+    def symbol(self) -> str:
+        return f"{self.kernel}_{self.rows}x{self.cols}"
+
+    @property
+    def arguments(self) -> tuple[int | str, ...]:
+        return ()
+
+    @property
+    def threads(self) -> int:
+        return 128 * (1 + self.cols // 64)
+
+    @property
+    def shared_bytes(self) -> int:
+        """As MaskedBf16::kSharedBytes in sm90/masked_bf16.cuh."""
+        ring, store = self.stages * (self.rows + self.cols) * 64 * 2, self.cols // 64 * 2 * 8192
+        return 1024 + ring + store + 8 * 2 * (4 + 6 + 8) + self.threads * 2
+
+
+@dataclass(frozen=True)
 class Sm100Tile(Tile):
     """One compiled shape of sm100_gemm_bf16. `cluster` is 2 for a pair of CTAs, each of which loads half of B."""
 
@@ -126,6 +165,7 @@ TILES = (
     Tile(64, 64, 12, 1), Tile(128, 128, 4, 1, sums=True), Tile(128, 64, 8, 1, sums=True),
     Tile(64, 128, 8, 1, sums=True), Tile(64, 64, 12, 1, sums=True),
 )
+MASKED_TILES = (MaskedTile(256, 128, 4, 1), *(tile for tile in TILES if tile.sums))
 SM100_TILES = (
     Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
     Sm100Tile(128, 128, 8, 2), Sm100Tile(128, 128, 4, 1, sums=True), Sm100Tile(128, 64, 7, 1, sums=True),
@@ -143,8 +183,9 @@ START, SUMS, SPLIT = 1500, 5400, 4000  # first copies and last stores; sums of 6
 def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
     """Modelled cycles for `groups` groups of `rows` rows: waves of tiles times the slowest of matrix unit, copies of
     one SM and copies of all, per K block of 64, plus start and epilogue."""
-    tiles, slots = groups * ceil_div(rows, tile.rows * tile.cluster) * ceil_div(cols, tile.cols), tile.slots(units)
-    copies = min(tile.rows // tile.load_rows, ceil_div(rows, tile.load_rows))
+    tiles_m, slots = ceil_div(rows, tile.rows * tile.cluster), tile.slots(units)
+    tiles, high = groups * tiles_m * ceil_div(cols, tile.cols), ceil_div(rows, tiles_m) if tile.even else rows
+    copies = min(tile.rows // tile.load_rows, ceil_div(high, tile.load_rows))
     used = copies * tile.load_rows
     nbytes = (used + tile.cols / tile.cluster) * 128
     math = 2.0 * used * tile.cols * 64 / (tile.flops * tile.efficiency)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from deepinfer_cuda import aot, jit
 from deepinfer_cuda.kernels.base import Unit
-from deepinfer_cuda.kernels.gemm_tiles import TILES
+from deepinfer_cuda.kernels.gemm_tiles import MASKED_TILES, TILES
 
 from deepinfer.errors import InvalidArgument
 from deepinfer.jit import Build, BuildCache, CompileError
@@ -74,11 +74,13 @@ def test_key_holds_no_path() -> None:
 
 def test_host_and_device_agree_on_shared_memory(cache: BuildCache) -> None:
     asserts = ""
-    for t in TILES:
-        kernel = f"di::sm90::GemmBf16<{', '.join(str(value) for value in t.arguments)}>"
+    for t in dict.fromkeys((*TILES, *MASKED_TILES)):
+        arguments = f"<{', '.join(str(value) for value in t.arguments)}>"
+        kernel = f"di::sm90::GemmBf16{arguments}" if t.arguments else "di::sm90::MaskedBf16"
         asserts += f"static_assert({kernel}::kSharedBytes == {t.shared_bytes});\n"
         asserts += f"static_assert({kernel}::kThreads == {t.threads});\n"
-    source = f'#include "kernels/sm90/gemm_bf16.cuh"\n{asserts}__global__ void f() {{}}'
+    headers = "".join(f'#include "{name}"\n' for name in sorted({t.header for t in (*TILES, *MASKED_TILES)}))
+    source = f"{headers}{asserts}__global__ void f() {{}}"
     cache.get(Build("layout", source, jit.headers(), jit.FLAGS, "90a", "ptx"), jit.NvrtcCompiler())
 
 

@@ -91,6 +91,17 @@ def _sum_problems(tile: Tile) -> list[tuple[int, Problem]]:
     return [(2, added), *found[1:], (1, Problem(190, tile.cols + 8, 136, out=f32)), (1, found[2][1])]
 
 
+def _masked_problems() -> list[tuple[int, Problem]]:
+    """Every height of a tile full, each layout of the stages filled more than once, with one CTA."""
+    counts = [40, 256, 160, 192, 224, 64, 97, 0, 64, 128, -1, 300]
+    return [
+        (1, Problem(257, 72, 200, counts=counts, masked=True)),
+        (1, Problem(130, 136, 72, counts=[3, 130, 70], masked=True, wide=True)),
+        (1, Problem(70, 8, 0, counts=[70], masked=True)),
+        (1, Problem(130, 8, 72, counts=[40, *[0] * 383, 130, 40], masked=True)),  # groups past the sorted ones
+    ]
+
+
 NAMES = {
     "sm_90": ("128x256x4_c2", "128x128x6_c1", "128x128x4_c1_sums"),
     "sm_100": ("128x128x8_c2", "128x64x8_c1", "128x64x7_c1_sums"),
@@ -99,7 +110,8 @@ NAMES = {
 
 def subjects() -> list[Subject]:
     """One kernel of each kind: alone and in clusters, with results by TMA and through float32 sums split along K."""
-    return [
+    masked = Subject("sm_90", simrun.MASKED_TILE, _masked_problems())
+    return [masked] + [
         Subject(arch, tile, _sum_problems(tile) if tile.sums else _problems(tile))
         for arch, names in NAMES.items()
         for tile in (TILES if arch == "sm_90" else SM100_TILES)

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from deepinfer_cuda import jit, simdevice
 from deepinfer_cuda.kernels.gemm import Product, prepare
-from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile
+from deepinfer_cuda.kernels.gemm_tiles import MASKED_TILES, SM100_TILES, TILES, Tile
 
 from deepinfer.hal import Executable, Image
 
+MASKED_TILE = MASKED_TILES[0]  # for masked products alone
 TILES_OF: dict[str, tuple[Tile, ...]] = {"sm_90": TILES, "sm_100": SM100_TILES}
 PATTERN = 9.0  # what D holds before the launch
 

@@ -52,6 +52,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **{f"{COMMIT_GROUP} {site}": EMPTY_GROUP for site in (3, 5, 7)},
     },
     "sm90_gemm_bf16_128x128x4_c1_sums": SM90,
+    "sm90_masked_bf16_256x128": {},
 }
 
 

@@ -13,7 +13,7 @@ import simrun
 import torch
 from deepinfer_cuda.kernels.gemm import Product
 from deepinfer_cuda.kernels.gemm_tiles import Tile
-from simrun import TILES_OF, Problem
+from simrun import MASKED_TILE, TILES_OF, Problem
 
 CASES = [(arch, tile) for arch, tiles in TILES_OF.items() for tile in tiles]
 SUMS = [(arch, tile) for arch, tile in CASES if tile.sums]
@@ -54,6 +54,12 @@ ADDED = [  # only for tiles whose sums pass through shared memory
     Problem(130, 71, 72, counts=[-1, 129, 500], masked=True, wide=True),
     Problem(40, 16, 72, counts=[3, 40], masked=True, out=F32),
 ]
+HEIGHTS = [  # for tiles as high as counts ask for: every height, several tiles, each layout of the stages
+    Problem(600, 136, 64 * 8 + 72, counts=[256, 300, 0, 160, 190, 224, 64, 513, 97], masked=True),
+    Problem(300, 264, 64 * 5, counts=[255, 257, 129, 300], masked=True),
+    Problem(70, 130, 136, counts=[70, 65, 2], masked=True, wide=True, pitch=136),
+    Problem(33, 16, 64, counts=[33 * (g % 3 == 1) for g in range(400)], masked=True),  # more groups than are sorted
+]
 FAMILIES = {"dense": DENSE, "grouped": GROUPED, "masked": MASKED}
 
 
@@ -81,6 +87,25 @@ def test_edges(arch: str, tile: Tile, family: str) -> None:
     for number, problem in enumerate(FAMILIES[family]):
         simrun.configure(arch, *SCHEDULES[number % len(SCHEDULES)])
         simrun.run(arch, tile, problem, units=1 + number % 3, seed=number)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[:3])
+def test_tiles_as_high_as_their_groups(schedule: str, seed: int) -> None:
+    for number, problem in enumerate([*MASKED, *HEIGHTS]):
+        simrun.configure("sm_90", schedule, seed)
+        simrun.run("sm_90", MASKED_TILE, problem, units=1 + number % 3, seed=number)
+
+
+def test_a_row_has_the_same_bits_in_a_group_of_any_size() -> None:
+    generator = torch.Generator().manual_seed(7)
+    a, b = (torch.randn(shape, generator=generator).bfloat16() for shape in ((1, 256, 328), (1, 72, 328)))
+    found = []
+    for count in (1, 40, 100, 150, 190, 210, 256):
+        simrun.configure("sm_90")
+        d = torch.zeros(1, 256, 72, dtype=torch.bfloat16)
+        simrun.launch("sm_90", MASKED_TILE, simrun.Product(a, b, d, (torch.tensor([count]),)), units=1)
+        found.append(d[0, :count])
+    assert all(torch.equal(d, found[-1][: len(d)]) for d in found), "seed 7"
 
 
 @pytest.mark.parametrize(("arch", "tile"), SUMS, ids=name)
@@ -128,6 +153,14 @@ def test_every_shape_under_every_schedule(arch: str, tile: Tile, schedule: str, 
         simrun.configure(arch, schedule, seed)
         chosen = replace(tile, parts=(1, 2, 4, 8)[number % 4]) if tile.sums else tile
         simrun.run(arch, chosen, problem, units=chosen.ctas * (1 + number % 3), seed=seed * 100 + number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
+def test_tiles_as_high_as_their_groups_under_every_schedule(schedule: str, seed: int) -> None:
+    for number, problem in enumerate([*MASKED, *HEIGHTS]):
+        simrun.configure("sm_90", schedule, seed, strict="on", drift="on")
+        simrun.run("sm_90", MASKED_TILE, problem, units=1 + number % 4, seed=seed * 100 + number)
 
 
 @pytest.mark.parametrize(("arch", "tile"), SUMS[:1] + [case for case in SUMS if case[0] == "sm_100"][:1])
