@@ -68,7 +68,7 @@ class HostStream(Stream):
             for start in range(0, blocks.shape[1], CHUNK):
                 part = slice(start, start + CHUNK)
                 four_words((blocks[:, part], position, purposes, sample), (low, high), made[rows, part])
-        return torch.from_numpy(made.reshape(len(made), -1))[:, :vocab]
+        return torch.from_numpy(made.reshape(len(made), 4 * blocks.shape[1]))[:, :vocab]
 
 
 def _column(words: torch.Tensor) -> Array:

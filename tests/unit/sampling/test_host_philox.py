@@ -27,3 +27,8 @@ def test_words_of_some_tokens(count: int) -> None:
     tokens = torch.randint(0, 10 * FEW, (len(SEEDS), count), generator=generator)
     host, portable = HostStream(*ARGUMENTS), Stream(*ARGUMENTS)
     assert torch.equal(host.words(tokens, "draft").long(), portable.words(tokens, "draft"))
+
+
+def test_no_rows() -> None:
+    empty = torch.zeros(0, dtype=torch.int64)
+    assert HostStream(empty, empty, empty).all_words(17, "target").shape == (0, 17)
