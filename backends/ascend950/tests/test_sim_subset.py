@@ -64,6 +64,15 @@ SUBSET = {
         *crossed("asc_reduce_", ("sum", "max", "min"), ("", "_datablock")),
         "asc_pair_reduce_sum",
     ],
+    "choosing lanes": [
+        *crossed("asc_squeeze", ("", "_v2", "_with_status")),
+        *crossed("asc_squeeze_and_storeunalign", ("", "_init", "_finalize")),
+        *("asc_get_squeeze_status", "asc_get_ar_spr", "asc_unsqueeze", "asc_unsqueeze_s32"),
+        *crossed("asc_", ("frequency", "cumulative"), "_histogram", ("_bin0", "_bin1")),
+        *crossed("asc_", ("intlv", "deintlv"), ("_b8", "_b16", "_b32")),
+        *("asc_abs_sub", "asc_leakyrelu", "asc_prelu", "asc_exp_sub_half2float", "asc_gather_datablock"),
+        *("asc_exp_sub_v2", "asc_muls", "asc_muls_v2", "asc_pack_v2"),
+    ],
     "conversions": [
         *crossed("asc_", ("bfloat162float", "half2float", "int162float"), HALVES),
         *crossed("asc_", ("e4m32float", "e5m22float", "hif82float", "e2m1x22bfloat16", "e1m2x22bfloat16"), QUARTERS),

@@ -77,6 +77,14 @@ inline void visit_atomic(const Record& r, uint32_t mask, const Clock& clk, uint3
         if (a.actor && a.actor != actor && (a.mask & mask) && !before(a, clk)) race("atomic write after read", "global memory", offset, a);
 }
 
+// Whether the access is the executing instruction as the other vector core of the block ran it.
+bool by_twin(const Access& a, uint32_t loc) {
+    if (!a.actor || a.loc != loc || g.core->kind == 0) return false;
+    const int block = static_cast<int>(a.actor - 1) / kActors, actor = static_cast<int>(a.actor - 1) % kActors;
+    const int kind = actor / kPipes;
+    return block == g.core->block->global && kind != 0 && kind != g.core->kind && actor % kPipes == g.pipe;
+}
+
 template <class F>
 inline void granules(uint64_t offset, uint64_t bytes, F f) {
     const uint64_t end = offset + bytes;
@@ -164,6 +172,20 @@ void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uin
         Record& d = to.shadow[delta_i + (i - first)];
         d.init = (d.init & ~mask) | (from.shadow[i].init & mask);
     });
+}
+
+// Both vector cores of a block may run one program on one input: a store of the bytes that its twin has stored there is
+// the same store, and needs no order towards that one or towards who has read it.
+bool repeats(Memory& m, uint32_t offset, const unsigned char* from, uint32_t bytes) {
+    if (!g.sched->options.race || std::memcmp(m.base + offset, from, bytes) != 0) return false;
+    const uint32_t loc = g.sched->loc_id(g.loc), actor = global_actor(), epoch = now().t[g.core->actor(g.pipe)];
+    bool all = true;
+    granules(offset, bytes, [&](uint64_t i, uint32_t mask) {
+        const Access& w = m.shadow[i].w;
+        all &= by_twin(w, loc) && (w.mask & mask) == mask;
+    });
+    if (all) granules(offset, bytes, [&](uint64_t i, uint32_t mask) { m.shadow[i].w = Access{actor, epoch, mask | m.shadow[i].w.mask, loc}; });
+    return all;
 }
 
 // Races in global memory: over the buffers that some launch of the group may write.

@@ -135,7 +135,7 @@ void l12l0(bool b, void* dst, const void* src, uint32_t m0, uint32_t k0, uint32_
                     continue;
                 }
                 for (uint32_t ci = 0; ci < 16; ++ci) {
-                    bool whole = true;
+                    uint32_t unknown = 0;  // bytes whose source nobody wrote
                     for (uint32_t ri = 0; ri < c0; ++ri) {
                         const uint32_t r = rb * c0 + ri, c = cb * 16 + ci;
                         const unsigned char* f = fractal(r / 16, c / c0) + (r % 16) * 32;
@@ -148,9 +148,10 @@ void l12l0(bool b, void* dst, const void* src, uint32_t m0, uint32_t k0, uint32_
                             std::memcpy(t + ci * 32 + ri * bits / 8, f + col * bits / 8, bits / 8);
                         }
                         const uint32_t off = l1.offset(f), byte = col * bits / 8;
-                        whole &= (l1.shadow[off / 32].init >> byte) & 1;
+                        const uint32_t to = ri * bits / 8, size = bits < 8 ? 1 : bits / 8;
+                        if (!((l1.shadow[off / 32].init >> byte) & 1)) unknown |= ((1u << size) - 1) << to;
                     }
-                    if (!whole) l0.shadow[l0.offset(t + ci * 32) / 32].init = 0;
+                    l0.shadow[l0.offset(t + ci * 32) / 32].init &= ~unknown;
                 }
             }
     });

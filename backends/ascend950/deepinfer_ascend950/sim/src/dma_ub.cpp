@@ -194,7 +194,8 @@ void blocks(int pipe, const char* name, Memory* to, Memory* from, void* dst, con
             const auto* s = static_cast<const unsigned char*>(src) + i * static_cast<uint64_t>(len + src_gap * 32);
             auto* d = static_cast<unsigned char*>(dst) + i * static_cast<uint64_t>(len + dst_gap * 32);
             const unsigned char* f = local(*from, s, len, 32, false);
-            unsigned char* t = local(*to, d, len, 32, true);
+            const bool twin = to->holds(d) && to->offset(d) + len <= to->usable && repeats(*to, to->offset(d), f, len);
+            unsigned char* t = local(*to, d, len, 32, true, !twin);
             std::memmove(t, f, len);
             copy_init(*to, to->offset(t), *from, from->offset(f), len);
             moved(pipe, len, pipe == kV ? 256.0 : cost::kUbToL1);

@@ -189,7 +189,8 @@ void compute(const MmadArgs& a, const Registers& reg) {
         Memory& bt = arena_of(Mem::BT);
         const uint64_t base = reinterpret_cast<uint64_t>(bt.base);  // an offset, or an address in the table
         bias = local(bt, bt.base + (a.bias_addr >= base ? a.bias_addr - base : a.bias_addr), a.n * 4, 64, false);
-        require_init(bt, bt.offset(bias), a.n * 4, "bias");
+        if (!taken(bt, bt.offset(bias), a.n * 4, "bias"))  // the same for columns whose bias nobody wrote
+            for (uint32_t nb = 0; nb < nb_n; ++nb) columns[nb] &= written_words(bt, bt.offset(bias) + 64 * nb, std::min(16u, a.n - nb * 16));
     }
     const bool keep = (reg.ctrl >> 48) & 1;
     std::vector<float> bk(static_cast<size_t>(a.k) * 16);

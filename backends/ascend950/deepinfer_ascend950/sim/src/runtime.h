@@ -137,6 +137,7 @@ struct Core {
     double busy[kPipes] = {};               // modelled cycles
     uint64_t cycles = 0;
     uint32_t mmad_addr = 0xFFFFFFFF;
+    uint64_t squeezed = 0;  // AR: bytes that squeezing stores have written
     Event& flag(int src, int dst, int id) {
         if (!flags) flags = std::make_unique<Event[]>(kPipes * kPipes * 8);
         return flags[static_cast<size_t>((src * kPipes + dst) * 8 + id)];
@@ -305,6 +306,7 @@ void require_init(Memory& m, uint32_t offset, uint32_t bytes, const char* role);
 void copy_init(Memory& to, uint32_t to_off, Memory& from, uint32_t from_off, uint32_t bytes);
 bool written(const Memory& m, uint32_t offset, uint32_t bytes);      // every byte was
 bool taken(Memory& m, uint32_t offset, uint32_t bytes, const char* role);  // written; a strict launch stops instead
+bool repeats(Memory& m, uint32_t offset, const unsigned char* from, uint32_t bytes);  // a store that the twin core has made
 void clear_init(Memory& m, uint32_t offset, uint32_t bytes);         // as if never written
 void mark_init(Memory& m, uint32_t offset, uint32_t bytes);
 unsigned char* gm(const void* p, uint64_t bytes, bool write, bool atomic = false);

@@ -54,6 +54,11 @@ bool on_chip(const void* p) {
         if (m->holds(p)) return true;
     return false;
 }
+uint64_t& squeeze_bytes() { return core().squeezed; }
+int64_t squeeze_status(Loc loc) {
+    sync_drain(PIPE_V, loc);
+    return static_cast<int64_t>(core().squeezed);
+}
 void set_ctrl(uint64_t v) { core().reg.ctrl = v; }
 uint64_t get_ctrl() { return core().reg.ctrl; }
 void set_atomic(int op, int type) {

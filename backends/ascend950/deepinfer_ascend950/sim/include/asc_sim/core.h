@@ -35,6 +35,8 @@ void vf_enter(const char* name, Loc loc);
 void vf_leave();
 void vf_push(Closure* c, const char* name, Loc loc);
 void alu_op();  // counts one arithmetic instruction for the cost model
+uint64_t& squeeze_bytes();        // AR of the running core
+int64_t squeeze_status(Loc loc);  // the scalar unit's view of it: waits for the vector pipe
 bool flush();   // whether the launch flushes subnormal results to zero
 
 // Scalar access to global memory (checked against the spans of the launch, seen by the race checker).

@@ -2,10 +2,41 @@
 #pragma once
 #include "vec_arith.h"
 
-ASC_BINARY(asc_and, static_cast<T>(a & b))
-ASC_BINARY(asc_or, static_cast<T>(a | b))
-ASC_BINARY(asc_xor, static_cast<T>(a ^ b))
-ASC_UNARY(asc_not, static_cast<T>(~a))
+namespace asc_sim {
+// Bits of an element of any type, floats included.
+template <class T, class F>
+inline T bitwise(F f, T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+        return static_cast<T>(f(a, b));
+    } else {
+        using U = std::conditional_t<sizeof(T) == 4, uint32_t, std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>>;
+        U x, y;
+        std::memcpy(&x, &a, sizeof x);
+        std::memcpy(&y, &b, sizeof y);
+        const U r = static_cast<U>(f(x, y));
+        std::memcpy(&a, &r, sizeof r);
+        return a;
+    }
+}
+}  // namespace asc_sim
+#define ASC_BITS(name, op)                                                                                       \
+    template <class T>                                                                                           \
+    inline void name(asc_vector<T>& dst, asc_vector<T> a, asc_vector<T> b, vector_bool mask) {                   \
+        asc_sim::each(dst, mask, [&](int i) {                                                                    \
+            return asc_sim::bitwise<T>([](auto x, auto y) { return op; }, a.v[i], b.v[i]);                       \
+        });                                                                                                      \
+    }                                                                                                            \
+    template <class T>                                                                                           \
+    inline asc_vector<T> name(asc_vector<T> a, asc_vector<T> b, vector_bool mask) {                              \
+        asc_vector<T> d;                                                                                         \
+        name(d, a, b, mask);                                                                                     \
+        return d;                                                                                                \
+    }
+ASC_BITS(asc_and, x & y)
+ASC_BITS(asc_or, x | y)
+ASC_BITS(asc_xor, x ^ y)
+#undef ASC_BITS
+ASC_UNARY(asc_not, asc_sim::bitwise<T>([](auto x, auto) { return ~x; }, a, a))
 
 namespace asc_sim {
 // Left shifts are logical, right shifts arithmetic for signed types; a distance of the width or more gives 0 (or sign).
