@@ -8,6 +8,7 @@ from deepinfer.registry import TensorMeta
 from deepinfer_triton.kernel import ceil_div, collapse, next_power_of_two, wide
 
 BLOCK_LIMIT = 16384  # padded values of one block, which stay in registers
+ROUND = (1, 32, 128)  # sides of padded blocks in the general form
 TILE = 4096  # values per program; with 4 warps, two to four loads of 16 bytes per thread and 0.95 of copy bandwidth
 
 
@@ -37,7 +38,11 @@ class Cut:
 
     @property
     def padded(self) -> tuple[int, int]:
-        return next_power_of_two(self.br), next_power_of_two(self.bc)
+        """Rows and columns of a block in the tile; a few sizes do for all blocks of the general form."""
+        exact = next_power_of_two(self.br), next_power_of_two(self.bc)
+        rounded = tuple(next(step for step in (*ROUND, size) if step >= size) for size in exact)
+        fits = self.general and rounded[0] * rounded[1] <= BLOCK_LIMIT
+        return (rounded[0], rounded[1]) if fits else exact
 
     @property
     def whole(self) -> bool:
