@@ -1,13 +1,17 @@
 """The mutation suite: kernels built with one deliberate mistake each must be stopped or give a wrong result.
 
     python backends/ascend950/tests/asc_mutants.py        prints one line per mutant and the score
+    python backends/ascend950/tests/asc_mutants.py bench/evidence/ascend_sim.jsonl      and adds a row with the figure
 
 A mutant is a number that kernels test with MUTANT(n). Every one is run under the eager and the lazy schedule.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,7 @@ from deepinfer_ascend950.device import AscendDevice, open_simulated
 from deepinfer_ascend950.drivers.sim import SimDriver
 from deepinfer_ascend950.ops import base, ep, gemm, index, swiglu
 
+from deepinfer.bench.rows import versions
 from deepinfer.errors import DriverError
 from deepinfer.hal import Arg
 from deepinfer.ops.deep_gmm import data
@@ -205,12 +210,46 @@ def score() -> tuple[int, int, list[tuple[str, int]]]:
     return caught, caught + len(survivors), survivors
 
 
+def _commit() -> str:
+    """The last commit of this backend, with "+" when its files have changed since."""
+    here = Path(__file__).parents[1]
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *args, "--", "."], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    return git("log", "-1", "--format=%h") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def evidence(path: Path, caught: int, total: int, survivors: list[tuple[str, int]], seconds: float) -> None:
+    """Append what a run found to a JSONL file, in place of an older row of its kind."""
+    row = {
+        "bench": "kernel_mutants",
+        "caught": caught,
+        "total": total,
+        "misses": [f"{source} {number}" for source, number in survivors],
+        "clock": "wall",
+        "seconds": round(seconds, 1),
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": "Ascend 950 simulator",
+        "driver_kind": "simulated",
+        "versions": versions(),
+    }
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    kept = [line for line in lines if json.loads(line).get("bench") != row["bench"]]
+    path.write_text("".join(line + "\n" for line in [*kept, json.dumps(row, sort_keys=True)]), "utf-8")
+
+
 def main() -> int:
     """Run all mutants; the exit status is the number that survived unexplained."""
+    began = time.perf_counter()
     caught, total, survivors = score()
     print(f"mutation score: {caught} of {total} ({100 * caught / total:.1f} %)")
     for survivor in survivors:
         print(f"{survivor}: {ACCEPTED.get(survivor, 'NOT EXPLAINED')}")
+    for path in sys.argv[1:]:
+        evidence(Path(path), caught, total, survivors, time.perf_counter() - began)
     return sum(survivor not in ACCEPTED for survivor in survivors)
 
 
