@@ -53,6 +53,7 @@ STOPS = {
     "beyond_span": "outside|span|global memory",
     "write_to_read_only": "read-only|not writable|may not write",
     "unwritten": "never written",
+    "array_in_kernel": r"not in UB but in no on-chip memory.*mem::ub<T>\(offset\)",
     "wrong_core_memory": "L1",
     "waits_for_wrong_core": "deadlock",
     "too_many_arrivals": "15",

@@ -99,7 +99,7 @@ const char* memory_of(const void* p) {
     Arena& a = *g.core->block->arena;
     for (Memory* m : {&a.ub[0], &a.ub[1], &a.l1, &a.l0a, &a.l0b, &a.l0c, &a.bt, &a.fb, &a.l0a_mx, &a.l0b_mx, &a.ssbuf})
         if (m->holds(p)) return m == &a.ub[0] ? "UB of AIV0" : m == &a.ub[1] ? "UB of AIV1" : m->name;
-    return "no on-chip memory";
+    return "no on-chip memory (what a kernel declares as an array there needs an address here: mem::ub<T>(offset))";
 }
 }  // namespace
 
