@@ -48,9 +48,14 @@ class OnlineSoftmax:
         return out, lse, self.top
 
 
+def on_host(x: torch.Tensor) -> bool:
+    """Whether values may be looked at: reading them waits for no device."""
+    return x.device.type == "cpu"
+
+
 def known_finite(x: torch.Tensor) -> bool:
     """Whether no element is NaN or infinite, looked at only where that is free: True is a fact, False may be either."""
-    return x.device.type == "cpu" and math.isfinite(float(x.sum()))  # one pass; NaN and infinities survive a sum
+    return on_host(x) and math.isfinite(float(x.sum()))  # one pass; NaN and infinities survive a sum
 
 
 def _mix(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from deepinfer.ops.flash_mla import portable_short
 from deepinfer.ops.flash_mla.codec import read_slots
 from deepinfer.ops.flash_mla.formats import LAYOUTS, Layout
-from deepinfer.ops.flash_mla.online import BUDGET, KEY_BLOCK, OnlineSoftmax, group_step, sink_share
+from deepinfer.ops.flash_mla.online import BUDGET, KEY_BLOCK, OnlineSoftmax, group_step, on_host, sink_share
 from deepinfer.registry.spec import Args, Tensors
 
 Out = tuple[torch.Tensor | None, ...]
@@ -23,14 +23,14 @@ Loader = Callable[[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor | N
 
 def host_max(values: torch.Tensor, limit: int) -> int:
     """An upper bound of `values`: their maximum where reading it is free, else `limit`."""
-    if values.device.type != "cpu":
+    if not on_host(values):
         return limit
     return min(max(int(values.max()), 0), limit) if values.numel() else 0
 
 
 def host_range(values: torch.Tensor, low: int, high: int) -> tuple[int, int]:
     """Bounds of `values`: their own minimum and maximum where reading them is free, else low and high."""
-    if values.device.type != "cpu" or not values.numel():
+    if not on_host(values) or not values.numel():
         return low, high
     least, most = torch.aminmax(values)
     return int(least), int(most)
@@ -46,7 +46,7 @@ def attend_blocks(
     state = OnlineSoftmax(q.shape[0], q.shape[1], d_v, q.device)
     near, far = host_range(last, -1, n_keys - 1)  # all rows see keys up to the first, none sees one past the second
     n_keys = min(n_keys, far + 1)
-    uniform = q.shape[1] == 1 or bool(last.device.type == "cpu" and (last == last[:, :1]).all())
+    uniform = q.shape[1] == 1 or (on_host(last) and bool((last == last[:, :1]).all()))
     limit = last[:, :1, None] if uniform else last[:, :, None]
     for first in range(0, n_keys, KEY_BLOCK):
         end = min(first + KEY_BLOCK, n_keys)
@@ -62,7 +62,7 @@ def attend_blocks(
 
 def existing(rows: torch.Tensor, exists: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Rows [n, ...], zeroed in place where exists [n] is False, and exists, or None if all are known to exist."""
-    if exists.device.type == "cpu" and bool(exists.all()):
+    if on_host(exists) and bool(exists.all()):
         return rows, None
     return rows.masked_fill_(~exists.view(-1, *(1,) * (rows.ndim - 1)), 0.0), exists
 
@@ -86,7 +86,7 @@ def paged_loader(cache: torch.Tensor, layout: Layout, table: torch.Tensor, lens:
 def decode(args: Args, out: Out) -> Tensors:
     """flash_mla.decode: requests in groups, query tokens in blocks; few keys in host memory all at once."""
     q, cache, table = args["q"], args["kv_cache"], args["block_table"]
-    short = portable_short.decode(args) if q.device.type == "cpu" else None
+    short = portable_short.decode(args) if on_host(q) else None
     if short is not None:
         return finish(*short, args["attn_sink"], q.dtype, out)
     b, s_q, heads, d = q.shape

@@ -10,7 +10,7 @@ from deepinfer_cpu import attention
 
 from deepinfer.conformance.compare import close, same_bits
 from deepinfer.hal import use_backend
-from deepinfer.ops.flash_mla import online, portable_dense, portable_ragged, portable_sparse
+from deepinfer.ops.flash_mla import online, portable_dense, portable_ragged, portable_short, portable_sparse
 from deepinfer.registry import Case, Op, OpSpec, all_specs, get_spec
 
 SPECS = [spec for spec in all_specs() if spec.family == "flash_mla"]
@@ -47,6 +47,20 @@ def test_portable(spec: OpSpec, step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("spec", NATIVE, ids=lambda spec: spec.name)
+def test_portable_without_looking_at_values(spec: OpSpec, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on devices whose memory is not the host's: masks and loops to the limits that shapes give."""
+    for module in (online, portable_dense):
+        monkeypatch.setattr(module, "on_host", lambda x: False)
+    none = (None,) * len(spec.returns)
+    problems = []
+    for case in _quick(spec)[2::step]:
+        args = case.build()
+        problems += _judge(spec, case, args, spec.portable(args, none))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_portable_ignores_poison(spec: OpSpec, step: int) -> None:
     none = (None,) * len(spec.returns)
@@ -77,6 +91,7 @@ def test_many_blocks(spec: OpSpec, step: int, monkeypatch: pytest.MonkeyPatch) -
     for module in (online, portable_dense, portable_ragged, portable_sparse):
         monkeypatch.setattr(module, "KEY_BLOCK", 7)
     monkeypatch.setattr(online, "BUDGET", 1 << 13)
+    monkeypatch.setattr(portable_short, "BUDGET", 0)
     for module in (portable_dense, portable_ragged):
         monkeypatch.setattr(module, "BUDGET", 1 << 8)
     monkeypatch.setattr(attention, "SPAN", 8)
