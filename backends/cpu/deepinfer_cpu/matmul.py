@@ -12,12 +12,12 @@ Two ways to run groups, the same bits (see `product`):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 
-from deepinfer.ops.deep_gmm.operand import Recipe, rows_of, widen
+from deepinfer.ops.deep_gmm.operand import PLAIN, Recipe, rows_of, widen
 from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, ranges, step
 from deepinfer_cpu import halves
 from deepinfer_cpu.product import Span, padding, product, row_tile
@@ -25,6 +25,7 @@ from deepinfer_cpu.product import Span, padding, product, row_tile
 LAYOUT = "cpu_f32"
 # Longest group of a padded bmm (measured with 1 and 2 threads at width 256).
 MAX_PADDED_ROWS = 32
+WHOLE = 1 << 20  # values of all groups that are widened together; more would leave the caches
 NARROW = 64  # columns; a narrower last block is joined to the one before, because edge code sums in another order
 
 
@@ -57,6 +58,12 @@ class Weights:
         if self.packed is not None:
             return self.packed
         return self.data if self.data.dtype is torch.float32 else None
+
+    def widened(self, used: int) -> Weights:
+        """The same weights as float32 where one call for all groups costs less than one for each of the `used`."""
+        if self.halves or self.dense() is not None or self.data.numel() > WHOLE or 2 * used < self.data.shape[0]:
+            return self
+        return replace(self, data=widen(self.data, self.scale, self.recipe), scale=None, recipe=PLAIN)
 
     def group(self, g: int, n0: int, n1: int) -> torch.Tensor:
         """Rows [n0, n1) of group g's weights in float32; n0 on a block border."""

@@ -108,7 +108,7 @@ class CpuGroupedGemm(_Float32Product):
         a, a_scale, a_recipe, b, b_scale, b_recipe, packed, _, counts, starts, dtype = args
         total, groups = a.shape[0], b.shape[0]
         spans = host_bounds(counts, starts, total)
-        weights = Weights(b, b_scale, b_recipe, packed)
+        weights = Weights(b, b_scale, b_recipe, packed).widened(len(spans))
         dense = weights.dense()
         if dense is not None and pays_to_pad(spans, groups):
             pad = Padded(spans, groups)

@@ -42,9 +42,9 @@ class CpuSwigluMlp(Kernel):
     ) -> tuple[torch.Tensor, ...]:
         x, x_scale, x_recipe = args[:3]
         counts, starts, route, limit, how, dtype = args[13:]
-        first, second = Weights(*args[3:8]), Weights(*args[8:13])
         middle, total, groups = natural_dtype(x.dtype, x_recipe), x.shape[0], counts.shape[0]
         spans = host_bounds(counts, starts, total)
+        first, second = (Weights(*given).widened(len(spans)) for given in (args[3:8], args[8:13]))
         w13, w2 = first.dense(), second.dense()
         route = None if route is None else route.float()
         if w13 is not None and w2 is not None and pays_to_pad(spans, groups):
