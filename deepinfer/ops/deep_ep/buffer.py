@@ -165,7 +165,8 @@ class ExpertBuffer:
                 (token, slot) of a local expert, grouped by expert, in a group ordered by (source rank, token, slot).
             alignment: layout "experts": each group starts at a multiple of it and is padded to one; padding is zero.
             sync: False sizes results to the buffer's capacity and leaves counts on the device; rows past the valid
-                ones keep their bytes and have id -1.
+                ones keep their bytes and have id -1. Where that reads nothing (`Transport.device_counts`), a device
+                that hangs is told by `check()`.
             out: rows to write into (capacity-sized, contiguous), only with sync=False.
             validate: also raise when an id is >= E or a token names an expert twice (reads the device).
 
