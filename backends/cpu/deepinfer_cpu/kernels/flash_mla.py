@@ -24,7 +24,7 @@ Outputs = tuple[torch.Tensor | None, ...]
 def _short_requests(
     cache: torch.Tensor, layout: Layout, wide: torch.Tensor, rows: Rows, b: int
 ) -> Callable[[int, list[int], int], bool] | None:
-    """A function that does request r in one block if its blocks are neighbours in a plain, dense cache.
+    """A function that does request r in one span if its blocks are in a plain, dense cache.
 
     Here the number of calls decides, so everything that does not depend on the request is cut up once.
     """
@@ -38,10 +38,13 @@ def _short_requests(
     tops, shares = rows.top.view(b, -1).unbind(0), rows.share.view(b, -1).unbind(0)
 
     def attend_short(r: int, ids: list[int], n: int) -> bool:
-        first, end = ids[0], ids[-1]
-        if first < 0 or end > last or ids != list(range(first, first + len(ids))):
+        first = ids[0]
+        if min(ids) < 0 or max(ids) > last:
             return False
-        block = flat.narrow(0, first * page, n)
+        if ids == list(range(first, first + len(ids))):
+            block = flat.narrow(0, first * page, n)
+        else:
+            block = cache.index_select(0, torch.tensor(ids)).view(-1, width).narrow(0, 0, n)
         attend_block(qs[r], block.float() if narrow else block, None, outs[r], tops[r], shares[r])
         return True
 
