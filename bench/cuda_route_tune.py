@@ -1,6 +1,6 @@
 """Times shapes of the CUDA C++ kernel of `moe.route` on a GPU, beside the copy and the Triton kernel.
 
-    PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/cuda_route_tune.py [32x4x2x5 ...]
+    PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/cuda_route_tune.py [32x32x54x1 ...]
 
 A shape is experts per lane x warps x stages x CTAs on an SM. Results of each shape are compared with the Triton
 kernel's. `--once` runs each shape once, for a profiler. Kinds of logits other than normal ones show what ties cost.
@@ -25,13 +25,12 @@ import deepinfer
 from deepinfer.hal import Device
 from deepinfer.registry import Op, get_spec, pin
 
-TOKENS, EXPERTS = 131072, 256
-BYTES = TOKENS * (4.0 * EXPERTS + 64)
+EXPERTS = 256
 KINDS = ("normal", "small-bias", "no-bias", "bf16-ties", "equal")
 
 
-def arguments(kind: str) -> tuple[Any, ...]:
-    logits, bias = torch.randn(TOKENS, EXPERTS, device="cuda"), torch.randn(EXPERTS, device="cuda")
+def arguments(kind: str, tokens: int) -> tuple[Any, ...]:
+    logits, bias = torch.randn(tokens, EXPERTS, device="cuda"), torch.randn(EXPERTS, device="cuda")
     if kind == "small-bias":
         bias = bias * 0.05
     elif kind in ("no-bias", "bf16-ties", "equal"):
@@ -59,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=["x".join(map(str, vars(SHAPES[EXPERTS]).values()))])
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
     options = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> int:
     op = Op(get_spec("moe.route"))
     for kind in options.kinds:
         torch.manual_seed(0)
-        args = arguments(kind)
+        args = arguments(kind, options.tokens)
         with pin(device, "moe.route", "triton_route"):
             wanted = op(*args)
         out = torch.empty_like(wanted[0]), torch.empty_like(wanted[1])
@@ -82,7 +82,7 @@ def main() -> int:
             continue
         times = {name: statistics.median(found) for name, found in sustained(calls, options.rounds).items()}
         for name in shapes:
-            share = BYTES / times[name] / (copy[1] / times["copy"])
+            share = options.tokens * (4.0 * EXPERTS + 64) / times[name] / (copy[1] / times["copy"])
             print(f"{kind} {name}: {times[name]:.2f} us, {share:.4f} of copy", flush=True)
     return 0
 

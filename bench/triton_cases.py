@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,11 +47,20 @@ def kernel_of(op: str) -> TritonKernel:
     return next(kernel for kernel in kernels() if kernel.op == op and isinstance(kernel, TritonKernel))
 
 
-def launcher(device: Device, case: Case, programs: list[Program] | None = None) -> Callable[[], None]:
-    """The launches of the case alone, without the dispatcher: what the device does is timed, not the host."""
-    call, stream = case.call(device), device.current_stream()
-    found = kernel_of(case.op).programs(call) if programs is None else programs
-    launches = [prepare(device, call, program).bind(case.args, case.out) for program in found]
+def launcher(device: Device, case: Case, programs: list[Program] | None = None) -> Callable[[], object]:
+    """The launches of the case alone, without the dispatcher: what the device does is timed, not the host.
+
+    They are those of the kernel that the registry chooses, or Triton `programs`.
+    """
+    stream = device.current_stream()
+    if programs is None:
+        entry = Op(get_spec(case.op)).resolve(device, case.args, case.out or None)
+        bound = entry.kernel.bind(entry.plan, case.args, case.out)
+        if bound is None or entry.plan.workspace:
+            raise RuntimeError(f"{entry.kernel.name} of {case.name} prepares no launch")
+        return partial(bound, stream)
+    call = case.call(device)
+    launches = [prepare(device, call, program).bind(case.args, case.out) for program in programs]
 
     def run() -> None:
         for launch in launches:

@@ -1,7 +1,7 @@
 // route: moe.route for sigmoid scores of 128 or 256 experts; top_k up to 8.
 //
 //   TMA, 4 tokens to a stage --full[s]--> warp: 8 lanes per token, an eighth of the experts per lane --> weights, ids
-//        (each warp has its own stages and barriers; it asks for the tile after next as soon as it has done with one)
+//        (each warp has its own stages and barriers; it asks for the next tile when one has arrived)
 //
 // Bytes: 4 per logit and 8 per choice, 1088 per token of 256 experts. FLOPs: 8 per logit. What bounds the kernel is issue
 // slots: about 170 per token, 40 of them for the ALU pipe (compares, minima, logic), which takes one every other clock.
@@ -75,6 +75,15 @@ __device__ __forceinline__ void count_if_greater(uint32_t& count, float a, float
         : "f"(a), "f"(b));
 }
 
+// min(a, b) where `lower` is not 0, else max(a, b), in two instructions.
+__device__ __forceinline__ float min_or_max(uint32_t lower, float a, float b) {
+    float out;
+    asm("{\n.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nsetp.gt.xor.f32 q, %1, %2, p;\nselp.f32 %0, %1, %2, q;\n}\n"
+        : "=f"(out)
+        : "f"(a), "f"(b), "r"(lower));
+    return out;
+}
+
 // The maximum, NaN if either is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
     float out;
@@ -89,6 +98,23 @@ __device__ __forceinline__ void add_from_below(uint32_t& value, uint32_t step) {
         "@inside add.u32 %0, %0, other;\n}\n"
         : "+r"(value)
         : "r"(step));
+}
+
+// By one lane: the compiler would gather the increments of all lanes of an atomicAdd.
+__device__ __forceinline__ uint32_t fetch_and_increment(uint32_t* at) {
+    uint32_t before;
+    asm volatile("atom.shared.inc.u32 %0, [%1], 0x7fffffff;" : "=r"(before) : "r"(shared_address(at)) : "memory");
+    return before;
+}
+
+__device__ __forceinline__ void store_relaxed(uint32_t* at, uint32_t value) {
+    asm volatile("st.relaxed.cta.shared.u32 [%0], %1;" ::"r"(shared_address(at)), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* at) {
+    uint32_t value;
+    asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(at)) : "memory");
+    return value;
 }
 
 __device__ __forceinline__ float4 load_shared(uint32_t address) {
@@ -120,11 +146,13 @@ struct RouteKernel {
     static constexpr uint32_t kTileBytes = kTokens * kExperts * 4;
 
     struct Shared {
-        float logits[WARPS][STAGES][kTokens][kExperts];
+        float logits[STAGES][kTokens][kExperts];
         float bias[kExperts];
         float4 lane_bias[kChunks][kLanes];  // the same in the order in which lanes read logits
         uint8_t lists[WARPS][kTokens][kListed];
-        Barrier full[WARPS][STAGES];
+        Barrier full[STAGES];
+        uint32_t uses[STAGES];  // tiles asked for; a barrier's parity tells only neighbouring ones apart
+        uint32_t next;  // the first of the CTA's tiles that no warp has taken
     };
 
     struct Lane {
@@ -162,7 +190,7 @@ struct RouteKernel {
 #pragma unroll
         for (uint32_t k = 0; k < LISTS; ++k) {
             const float other = shuffle_xor(key[k], mask);
-            key[k] = sub & top_bit ? fminf(key[k], other) : fmaxf(key[k], other);
+            key[k] = min_or_max(sub & top_bit, key[k], other);
         }
     }
 
@@ -417,19 +445,21 @@ struct RouteKernel {
         }
     }
 
-    // Asks for a tile; beyond the last token, the last one again.
-    static __device__ __forceinline__ void load(const Route& p, float (&stage)[kTokens][kExperts], Barrier* full,
-                                                uint32_t tile) {
-        const uint32_t number = tile * kTokens;
-        if (!elect_one()) return;
+    // Asks for the CTA's tile `index` if there is such a one; beyond the last token, for the last one again.
+    static __device__ __forceinline__ void load(const Route& p, Shared& smem, uint32_t index, uint32_t stage, uint32_t use) {
+        const uint32_t number = (blockIdx.x + index * gridDim.x) * kTokens;
+        if (number >= p.tokens || !elect_one()) return;
+        auto& rows = smem.logits[stage];
+        Barrier* full = &smem.full[stage];
         full->arrive_expect(kTileBytes);
+        store_relaxed(&smem.uses[stage], use + 1);
         if (p.step == kExperts && number + kTokens <= p.tokens) {
-            bulk_load(stage, p.logits + static_cast<uint64_t>(number) * kExperts, kTileBytes, full);
+            bulk_load(rows, p.logits + static_cast<uint64_t>(number) * kExperts, kTileBytes, full);
             return;
         }
 #pragma unroll 1
         for (uint32_t i = 0; i < kTokens; ++i)
-            bulk_load(stage[i], p.logits + min(number + i, p.tokens - 1) * p.step, kExperts * 4, full);
+            bulk_load(rows[i], p.logits + min(number + i, p.tokens - 1) * p.step, kExperts * 4, full);
     }
 
     static __device__ __forceinline__ void run(const Route& p) {
@@ -437,37 +467,56 @@ struct RouteKernel {
         Shared& smem = *reinterpret_cast<Shared*>(raw);
         const Lane lane;
         const uint32_t warp = threadIdx.x / 32;
-        const uint32_t tiles = ceil_div(p.tokens, kTokens), stride = gridDim.x * WARPS;
-        uint32_t tile = blockIdx.x * WARPS + warp, stage = 0, parity = 0;
-        if (lane.index < STAGES) smem.full[warp][lane.index].init(1);
-        fence_barrier_init();
-        __syncwarp();
-        for (uint32_t s = 0; s < STAGES && tile + s * stride < tiles; ++s)
-            load(p, smem.logits[warp][s], &smem.full[warp][s], tile + s * stride);
-        for (uint32_t e = threadIdx.x; e < kExperts; e += WARPS * 32) {
-            const float extra = p.bias ? read_number(p.bias + e * p.bias_bytes, p.bias_type) : 0.f;
+        const uint32_t tiles = ceil_div(p.tokens, kTokens);
+        float extra[ceil_div(kExperts, WARPS * 32)];  // asked for before the logits: those fill the queues to memory
+#pragma unroll
+        for (uint32_t i = 0; i < sizeof(extra) / 4; ++i) {
+            const uint32_t e = threadIdx.x + i * WARPS * 32;
+            extra[i] = p.bias && e < kExperts ? read_number(p.bias + e * p.bias_bytes, p.bias_type) : 0.f;
+        }
+        for (uint32_t i = warp; i < STAGES; i += WARPS) {
+            if (lane.index == 0) smem.full[i].init(1);
+            fence_barrier_init();
+            __syncwarp();
+            if (i < WARPS) load(p, smem, i, i, 0);
+        }
+        if (threadIdx.x == 0) smem.next = WARPS;
+#pragma unroll
+        for (uint32_t i = 0; i < sizeof(extra) / 4; ++i) {
+            const uint32_t e = threadIdx.x + i * WARPS * 32;
             const uint32_t sub = e / PER_LANE, chunk = e / 4 % kChunks ^ Lane::swizzle_of(sub);
-            smem.bias[e] = extra;
-            reinterpret_cast<float*>(&smem.lane_bias[chunk][sub])[e % 4] = extra;
+            if (e < kExperts) {
+                smem.bias[e] = extra[i];
+                reinterpret_cast<float*>(&smem.lane_bias[chunk][sub])[e % 4] = extra[i];
+            }
         }
         __syncthreads();
-        for (; tile < tiles; tile += stride) {
-            const Token token{smem.logits[warp][stage][lane.slot], &smem, smem.lists[warp][lane.slot]};
-            smem.full[warp][stage].wait(parity);
+        if (warp + WARPS < STAGES && blockIdx.x + warp * gridDim.x < tiles) {
+            smem.full[warp].wait(0);  // what is read first is not to wait for what is read later
+            load(p, smem, warp + WARPS, warp + WARPS, 0);
+        }
+        // Warps do not run equally fast: with equal shares most would wait for the last.
+        for (uint32_t index = warp, tile; (tile = blockIdx.x + index * gridDim.x) < tiles;) {
+            const uint32_t stage = index % STAGES, use = index / STAGES;
+            const Token token{smem.logits[stage][lane.slot], &smem, smem.lists[warp][lane.slot]};
+            while (load_relaxed(&smem.uses[stage]) != use + 1) {  // a slow warp may still read what was here before
+            }
+            smem.full[stage].wait(use % 2);
             float score;
             const uint32_t expert = select(p, token, lane, score);
+            uint32_t taken = 0;
+            if (lane.index == 0) taken = fetch_and_increment(&smem.next);
+            __syncwarp();  // every lane has read its logits
+            load(p, smem, index + STAGES, stage, use + 1);
             write(p, lane.sub, tile * kTokens + lane.slot, expert, score);
-            __syncwarp();
-            if (tile + STAGES * stride < tiles)
-                load(p, smem.logits[warp][stage], &smem.full[warp][stage], tile + STAGES * stride);
-            if (++stage == STAGES) stage = 0, parity ^= 1;
+            index = __shfl_sync(kAll, taken, 0);
         }
     }
 };
 
 }  // namespace di
 
-#define DI_ROUTE(NAME, PER_LANE, WARPS, STAGES, BLOCKS)                                                \
+#define DI_ROUTE(NAME, PER_LANE, WARPS, STAGES, BLOCKS)                                                                \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) NAME(const __grid_constant__ di::Route problem) { \
-        di::RouteKernel<PER_LANE, WARPS, STAGES>::run(problem);                                        \
+        di::RouteKernel<PER_LANE, WARPS, STAGES>::run(problem);                                                        \
     }

@@ -43,13 +43,13 @@ class Shape:
 
     @property
     def shared_bytes(self) -> int:
-        """Stages, bias twice, lists of candidates, and barriers."""
+        """Stages with barriers and counts of uses, bias twice, lists of candidates, and the number of the next tile."""
         experts = LANES * self.per_lane
-        per_warp = self.stages * (TOKENS * experts * 4 + 8) + TOKENS * LISTED
-        return ceil_div(self.warps * per_warp + 2 * experts * 4, 128) * 128
+        stages = self.stages * (TOKENS * experts * 4 + 8 + 4)
+        return ceil_div(stages + 2 * experts * 4 + self.warps * TOKENS * LISTED + 4, 128) * 128
 
 
-SHAPES = {128: Shape(16, 4, 2, 6), 256: Shape(32, 4, 2, 6)}
+SHAPES = {128: Shape(16, 32, 64, 1), 256: Shape(32, 32, 48, 1)}
 
 
 class Route(CudaKernel):
@@ -127,7 +127,7 @@ def prepare(
     )
     spans = [Arg(span=tensor_span(tensor, False)) for tensor in (logits, bias) if tensor is not None]
     spans += [Arg(span=tensor_span(tensor, True)) for tensor in written]
-    tiles = ceil_div(logits.shape[0], TOKENS * shape.warps)
+    tiles = ceil_div(logits.shape[0], TOKENS)
     blocks = min(tiles, device.props.compute_units * shape.blocks)
     launch: Callable[[Stream], None] = code.prepare(
         shape.unit.symbol, (blocks, 1, 1), (32 * shape.warps, 1, 1), [Arg(problem), *spans],
