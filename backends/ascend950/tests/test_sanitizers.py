@@ -23,6 +23,7 @@ TESTS = (
     "test_sim_cube.py",
     "test_sim_dma.py",
     "test_sim_examples.py",
+    "test_sim_round.py",
     "test_sim_samples.py",
     "test_sim_select.py",
     "test_sim_strangers.py",

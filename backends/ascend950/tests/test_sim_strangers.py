@@ -137,6 +137,19 @@ def message(counts: list[int]) -> Case:
     return Case("scratch_message", [a, b, given], [c], [len(counts)], check, "SSBuf")
 
 
+def work_queue(tiles: int, blocks: int) -> Case:
+    x, y = 3 * floats(tiles, 64), torch.zeros(tiles, 64)
+    queue = torch.full((tiles + 1,), -1, dtype=torch.int32)
+    queue[0] = 0
+
+    def check() -> None:
+        assert torch.equal(y, (2 * x).round())
+        assert queue[0].item() == tiles + blocks  # each block asked once too often
+        assert ((queue[1:] >= 0) & (queue[1:] < blocks)).all()
+
+    return Case("work_queue", [x], [y, queue], [tiles], check, "race: .* on global memory", blocks)
+
+
 def same_twice() -> Case:
     a, b, c = floats(65, 64).half(), floats(64, 64, seed=1).half(), torch.zeros(64, 64)
 
@@ -155,6 +168,7 @@ CASES: dict[str, list[Callable[[], Case]]] = {
     "split_k": [lambda: split_k(4)],
     "cube_to_vector": [lambda: cube_to_vector(7, 2), lambda: cube_to_vector(3, 1)],
     "message": [lambda: message([3, 0, 20, 1]), lambda: message([0, 0])],
+    "work_queue": [lambda: work_queue(9, 4), lambda: work_queue(2, 3)],
     "same_twice": [same_twice],
 }
 

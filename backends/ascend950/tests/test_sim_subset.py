@@ -82,6 +82,16 @@ SUBSET = {
         *crossed("asc_int322float_", MODES),
         *crossed("asc_bfloat162", ("e2m1x2", "e1m2x2"), ("_rn", "_rna", "_rz"), QUARTERS),
     ],
+    "halves, integers, words": [
+        *crossed("asc_half2", ("int8", "uint8"), tuple("_" + m for m in MODES), ("", "_sat"), HALVES),
+        *crossed("asc_", ("half2int32", "bfloat162int32", "int162half"), tuple("_" + m for m in MODES)),
+        *crossed("asc_half2int16", tuple("_" + m for m in MODES), "_sat"),
+        *crossed("asc_", ("int82half", "uint82half", "rint", "round", "floor", "ceil", "trunc", "store")),
+        *("asc_duplicate_merge", "asc_duplicate_highest_merge", "asc_load_dev", "asc_dcci", "asc_dci"),
+        *crossed("asc_atomic_", ("add", "sub", "max", "min", "and", "or", "xor", "exch", "inc", "dec", "cas")),
+        *crossed("asc_", ("popc", "zero_bits_cnt", "clz", "ffs", "ffz", "set_nthbit", "clear_nthbit")),
+        "asc_get_phy_buf_addr",
+    ],
     "copies": [
         *crossed("asc_copy_", ("gm2ub", "ub2gm", "gm2l1"), ("", "_align")),
         *crossed("asc_copy_", ("ub2l1", "ub2ub", "gm2l1_nd2nz", "gm2l1_dn2nz", "l12ub", "l12bt", "l12fb")),

@@ -1,6 +1,7 @@
 // Flags, buffer ids, cross-core flags, barriers, vector-function boundaries and scalar memory access.
 #include <cstring>
 
+#include "asc_sim/scalar_ops.h"
 #include "asc_sim/sync.h"
 #include "runtime.h"
 
@@ -360,6 +361,21 @@ void scalar_touch(const void* p, uint32_t bytes, bool write, Loc loc) {
         return;
     }
     gm_touch(p, bytes, write, loc);
+}
+
+void gm_atomic(void* p, uint32_t bytes, const char* what, Loc loc) {
+    Core& c = core();
+    const Exec saved = g;
+    g.pipe = 0;
+    g.name = what;
+    g.loc = loc;
+    ++c.scalar.t[c.actor(0)];
+    if (reinterpret_cast<uintptr_t>(p) % bytes) stop("the address must be a multiple of the element's size");
+    gm(p, bytes, true, true);
+    Clock& word = g.sched->sync_words[reinterpret_cast<uintptr_t>(p)];
+    c.scalar.join(word);
+    word.join(g.sched->release(c, 0, c.scalar));
+    g = saved;
 }
 
 void gm_store_release(void* p, const void* value, uint32_t bytes, Loc loc) {

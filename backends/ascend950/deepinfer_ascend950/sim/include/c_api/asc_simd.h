@@ -8,8 +8,10 @@
 #include "../asc_sim/vec_logic.h"
 #include "../asc_sim/vec_mask.h"
 #include "../asc_sim/vec_permute.h"
+#include "../asc_sim/vec_round.h"
 #include "../asc_sim/vec_select.h"
 #include "../asc_sim/vec_store.h"
+#include "../asc_sim/scalar_ops.h"
 #include "../asc_sim/sync.h"
 // Macros and built-ins over all of the above.
 #include "../asc_sim/spellings.h"
