@@ -1,4 +1,5 @@
-"""Which whole kernels are recorded: the SM90 products with integer inputs, the Triton ops on their own quick cases.
+"""Which whole kernels are recorded: the SM90 products with integer inputs, routing in CUDA C++, the Triton ops on their
+own quick cases.
 
     PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python -m ptx_bitwise.kernels
 
@@ -62,6 +63,24 @@ def only(tile: Any, call: Any) -> None:
         call()
     finally:
         dense.tiles = before
+
+
+def routes(recorder: Recorder) -> None:
+    """Gates of 128 and 256 experts: groups and a bias, and few values, so that many ranks are equal."""
+    import torch
+
+    from deepinfer.ops import moe
+
+    generator = torch.Generator().manual_seed(2)
+    for experts in (128, 256):
+        logits = torch.randn(9, experts, generator=generator)
+        bias = torch.randn(experts, generator=generator)
+        recorder.label = f"moe.route {experts} experts in 8 groups"
+        moe.route(
+            logits, 8, scoring="sigmoid", bias=bias, n_group=8, topk_group=4, group_score="top2_sum", scale=2.5
+        )
+        recorder.label = f"moe.route {experts} experts, equal ranks"
+        moe.route(logits.round(), 6, scoring="sigmoid")
 
 
 def triton_ops(recorder: Recorder, device: Any) -> None:
@@ -183,6 +202,7 @@ def main() -> None:
     deepinfer.register_backend("cuda", create)
     device = deepinfer.set_backend("cuda_sm90/sim")
     products(recorder, TILES)
+    routes(recorder)
     triton_ops(recorder, device)
     save(STORE, recorder.cases)
     for case in recorder.cases:
