@@ -134,6 +134,7 @@ def cold(device: Any) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="beginnings of case names; default all")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--rounds", type=int, default=7)
@@ -147,7 +148,9 @@ def main() -> int:
     with deepinfer.fallback("error"):
         figures |= {"bytes_differ": exact(), **overhead()}
         for part in PARTS:
-            cases = list(part())
+            cases = [case for case in part() if not options.names or case.name.startswith(tuple(options.names))]
+            if not cases:
+                continue
             for error in compile_all(device, cases, every=False):
                 print(error)
             jobs = {"copy": copy_job()} | {case.name: (launcher(device, case), case.moved) for case in cases}

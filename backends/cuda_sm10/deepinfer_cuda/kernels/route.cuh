@@ -1,16 +1,18 @@
 // route: moe.route for sigmoid scores of 128 or 256 experts; top_k up to 8.
 //
-//   TMA, 4 tokens to a stage --full[s]--> warp: 8 lanes per token, an eighth of the experts per lane --> weights, ids
-//        (each warp has its own stages and barriers; it asks for the next tile when one has arrived)
+//   TMA, 4 tokens to a stage --full[s]--> a warp: 8 lanes per token, an eighth of the experts per lane --> weights, ids
+//        (a ring of stages for all warps of the CTA; who has read a stage asks for the tile that is to follow in it)
 //
-// Bytes: 4 per logit and 8 per choice, 1088 per token of 256 experts. FLOPs: 8 per logit. What bounds the kernel is issue
-// slots: about 170 per token, 40 of them for the ALU pipe (compares, minima, logic), which takes one every other clock.
+// Bytes: 4 per logit and 8 per choice, 1088 per token of 256 experts. FLOPs: 8 per logit. A token takes 200 instructions of
+// a warp; issue slots, the ALU pipe (compares, minima, logic: every other clock) and powers and reciprocals (every eighth)
+// are each half to three quarters busy, so that 32 warps are needed to keep one another company.
 //
-// A lane ranks its experts in registers. Its two largest ranks give the groups' scores and a threshold that at least
-// top_k ranks reach; what reaches it (9 to 15 experts of a token) is listed, spread over the token's lanes and sorted
-// there by the rank's upper 27 bits and the place in the list. When bits that sorting did not see might decide, when more
-// than 32 experts are listed, or when scores leave the range of the short formula, the warp chooses again by exact
-// comparisons, ties to the lower expert and NaN last. Both ways give a token the same bits.
+// A lane ranks its experts in registers, roughly: by reciprocals that may be off by a unit in the last place. Its two
+// largest ranks give the groups' scores and a threshold that the top_k best reach; errors are bounded, and groups that come
+// too close are compared again exactly. What reaches the threshold (9 to 15 experts of a token) is listed, spread over the
+// token's lanes, ranked exactly and sorted by the rank's upper 27 bits and the place in the list. When bits that sorting
+// did not see might decide, the listed ones are compared exactly, ties to the lower expert; when ranks are NaN or
+// infinite, or more than 32 experts are listed, all are. Every way gives a token the same bits.
 #pragma once
 
 #include "layout/sums.cuh"
@@ -46,23 +48,23 @@ __device__ __forceinline__ float sigmoid_base(float x) {
     return __fadd_rn(power, 1.f);
 }
 
-// One over `base` within one unit in the last place, or within 2^-126.
-__device__ __forceinline__ float rough_sigmoid(float base) {
+// One over `x` >= 1 within one unit in the last place, or within 2^-126.
+__device__ __forceinline__ float rough_reciprocal(float x) {
     float near;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(base));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
     return near;
 }
 
-// One over `base` < kPowerLimit: a Newton step makes the reciprocal of the hardware's own.
-__device__ __forceinline__ float sigmoid_of_base(float base) {
-    const float near = rough_sigmoid(base);
-    return __fmaf_rn(near, __fmaf_rn(-base, near, 1.f), near);
+// One over `x`, which is 0, NaN or between 2^-120 and kPowerLimit: a Newton step betters the hardware's own.
+__device__ __forceinline__ float reciprocal(float x) {
+    const float near = rough_reciprocal(x);
+    return __fmaf_rn(near, __fmaf_rn(-x, near, 1.f), near);
 }
 
 // The sigmoid of anything: tiny ones keep their order, NaN stays NaN.
 __device__ __forceinline__ float sigmoid(float x) {
     const float base = sigmoid_base(x);
-    if (base < kPowerLimit) return sigmoid_of_base(base);
+    if (base < kPowerLimit) return reciprocal(base);
     float power;
     asm("ex2.approx.f32 %0, %1;" : "=f"(power) : "f"(__fmul_rn(x, 1.44269504f)));
     return power;
@@ -134,6 +136,7 @@ __device__ __forceinline__ int32_t ordered(float value) {
 
 template <uint32_t PER_LANE, uint32_t WARPS, uint32_t STAGES>
 struct RouteKernel {
+    static_assert(STAGES <= 2 * WARPS, "a warp asks for two tiles at the start");
     static constexpr uint32_t kLanes = 8;                    // per token
     static constexpr uint32_t kTokens = 32 / kLanes;         // per tile and warp
     static constexpr uint32_t kExperts = kLanes * PER_LANE;  // of a token
@@ -223,23 +226,14 @@ struct RouteKernel {
         }
     }
 
-    // Whether the lane's group stays, if that follows from ranks so rough that scores of groups less than `slack` apart may
-    // be in any order; else returns false.
-    static __device__ __forceinline__ bool keeps(const Route& p, float first, float second, float slack, uint32_t& kept) {
-        kept = 1;
-        if (p.group_lanes == kLanes) return true;
+    // 1 where the lane's group surely stays, if scores of groups less than `slack` apart may be in any order.
+    static __device__ __forceinline__ uint32_t keeps(const Route& p, float first, float second, float slack) {
         gather_group(p, first, second);
-        const float score = p.top2 ? first + second : first;
-        const float high = score + slack, low = score - slack;
-        uint32_t surely = 0, maybe = 1 - p.group_lanes;  // lanes of better groups; a group's own lanes are in `maybe`
+        const float score = p.top2 ? first + second : first, low = score - slack;
+        uint32_t above = 1 - p.group_lanes;  // lanes of groups that may be better, without the group's own
 #pragma unroll
-        for (uint32_t mask = 1; mask < kLanes; ++mask) {
-            const float other = shuffle_xor(score, mask);
-            count_if_greater(surely, other, high);
-            count_if_greater(maybe, other, low);
-        }
-        kept = maybe < p.kept_lanes ? 1 : 0;
-        return kept || surely >= p.kept_lanes;
+        for (uint32_t mask = 1; mask < kLanes; ++mask) count_if_greater(above, shuffle_xor(score, mask), low);
+        return above < p.kept_lanes ? 1 : 0;
     }
 
     // The two largest of a lane's ranks; `first` is NaN if any is.
@@ -315,7 +309,7 @@ struct RouteKernel {
         for (uint32_t k = 0; k < LISTS; ++k) {
             const uint32_t place = sub + kLanes * k, e = token.list[min(place, count - 1)];
             const float base = sigmoid_base(token.logits[e]);
-            const float rank = __fadd_rn(sigmoid_of_base(base), token.shared->bias[e]);
+            const float rank = __fadd_rn(reciprocal(base), token.shared->bias[e]);
             open |= !(base < kPowerLimit);
             key[k] = place < count ? __uint_as_float(__float_as_uint(rank) & 0u - kListed | place) : -kInfinity;
         }
@@ -386,17 +380,20 @@ struct RouteKernel {
 #pragma unroll
         for (uint32_t i = 0; i < kChunks; ++i) {
             const float4 v = load_shared(chunks ^ 16 * i), b = token.shared->lane_bias[i][lane.sub];
-            x[4 * i] = __fadd_rn(rough_sigmoid(sigmoid_base(v.x)), b.x);
-            x[4 * i + 1] = __fadd_rn(rough_sigmoid(sigmoid_base(v.y)), b.y);
-            x[4 * i + 2] = __fadd_rn(rough_sigmoid(sigmoid_base(v.z)), b.z);
-            x[4 * i + 3] = __fadd_rn(rough_sigmoid(sigmoid_base(v.w)), b.w);
+            x[4 * i] = __fadd_rn(rough_reciprocal(sigmoid_base(v.x)), b.x);
+            x[4 * i + 1] = __fadd_rn(rough_reciprocal(sigmoid_base(v.y)), b.y);
+            x[4 * i + 2] = __fadd_rn(rough_reciprocal(sigmoid_base(v.z)), b.z);
+            x[4 * i + 3] = __fadd_rn(rough_reciprocal(sigmoid_base(v.w)), b.w);
         }
         float first, second;
         two_largest(x, first, second);
         const float largest = __uint_as_float(__reduce_max_sync(kAll, __float_as_uint(fmaxf(fabsf(first), fabsf(second)))));
         const float slack = __fmaf_rn(largest, kSlack, kSlack);
-        uint32_t kept;
-        if (!__all_sync(kAll, keeps(p, first, second, slack, kept))) kept = keeps_exactly(p, token, lane.sub);
+        uint32_t kept = 1;
+        if (p.group_lanes != kLanes) {
+            kept = keeps(p, first, second, slack);
+            if (__popc(__ballot_sync(kAll, kept)) != kTokens * p.kept_lanes) kept = keeps_exactly(p, token, lane.sub);
+        }
         const float least = threshold(p, lane.sub, kept, first, second) - slack;
         const uint32_t mask = reaching(x, kept, least);
         uint32_t before = __popc(mask);
@@ -415,7 +412,7 @@ struct RouteKernel {
                                : most <= 24 ? choose<3>(p, token, lane.sub, count, expert)
                                             : choose<4>(p, token, lane.sub, count, expert);
             if (found) {
-                score = sigmoid_of_base(sigmoid_base(token.logits[expert]));
+                score = reciprocal(sigmoid_base(token.logits[expert]));
                 return expert;
             }
         }
@@ -436,7 +433,7 @@ struct RouteKernel {
             for (uint32_t mask = 1; mask < kLanes; mask *= 2) total += shuffle_xor(total, mask);
             total += p.eps;
             const float lift = total < 0x1p-60f ? 0x1p80f : 1.f;  // what is tiny must not overflow the reciprocal
-            weight = weight * lift * __frcp_rn(total * lift);
+            weight = weight * lift * reciprocal(total * lift);
         }
         if (chosen && number < p.tokens) {
             const uint32_t at = number * p.top_k + sub;
@@ -468,19 +465,20 @@ struct RouteKernel {
         const Lane lane;
         const uint32_t warp = threadIdx.x / 32;
         const uint32_t tiles = ceil_div(p.tokens, kTokens);
+        launch_next_grid();  // its CTAs start where ours end, and wait
+        for (uint32_t i = warp; i < STAGES; i += WARPS)
+            if (lane.index == 0) smem.full[i].init(1);
+        if (threadIdx.x == 0) smem.next = WARPS;
+        fence_barrier_init();
+        __syncwarp();
+        wait_previous_grid();
         float extra[ceil_div(kExperts, WARPS * 32)];  // asked for before the logits: those fill the queues to memory
 #pragma unroll
         for (uint32_t i = 0; i < sizeof(extra) / 4; ++i) {
             const uint32_t e = threadIdx.x + i * WARPS * 32;
             extra[i] = p.bias && e < kExperts ? read_number(p.bias + e * p.bias_bytes, p.bias_type) : 0.f;
         }
-        for (uint32_t i = warp; i < STAGES; i += WARPS) {
-            if (lane.index == 0) smem.full[i].init(1);
-            fence_barrier_init();
-            __syncwarp();
-            if (i < WARPS) load(p, smem, i, i, 0);
-        }
-        if (threadIdx.x == 0) smem.next = WARPS;
+        load(p, smem, warp, warp, 0);
 #pragma unroll
         for (uint32_t i = 0; i < sizeof(extra) / 4; ++i) {
             const uint32_t e = threadIdx.x + i * WARPS * 32;

@@ -25,6 +25,7 @@ ARCHS = ("sm_90", "sm_100", "sm_103")
 LANES = 8  # per token
 TOKENS = 32 // LANES  # per warp and stage
 LISTED = 32  # candidates of a token
+EPS_LIMIT = 2.0**100  # beyond, the reciprocal of a sum leaves the normal numbers
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Route(CudaKernel):
             reasons.append(f"takes 1, 2, 4 or 8 groups, got {groups}")
         elif not 1 <= call["top_k"] <= min(LANES, 2 * LANES // groups * call["topk_group"]):
             reasons.append(f"chooses 1 to 8 experts, up to two per eighth that stays, got top_k = {call['top_k']}")
+        if call["eps"] > EPS_LIMIT:
+            reasons.append(f"takes eps up to 2^100, got {call['eps']}")
         if not all(meta.contiguous for meta in call.out or ()):
             reasons.append("writes contiguous results only")
         if logits.shape[0] >= 1 << 28:
@@ -112,9 +115,11 @@ def _nothing(stream: Stream) -> None:
 
 
 def prepare(
-    code: Any, device: Any, shape: Shape, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...]
+    code: Any, device: Any, shape: Shape, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...],
+    dependent: bool = True,
 ) -> Callable[[Stream], None]:
-    """The launch for the op's arguments in order: di::Route of route.cuh, and a grid that stays."""
+    """The launch for the op's arguments in order: di::Route of route.cuh, and a grid that stays. `dependent`: its CTAs
+    may start while the kernel before it ends; they touch memory only after it."""
     logits, top_k, _, bias, groups, kept, group_score, renormalize, scale, eps = args
     lanes = LANES // groups
     written = [tensor for tensor in out if tensor is not None]
@@ -131,7 +136,7 @@ def prepare(
     blocks = min(tiles, device.props.compute_units * shape.blocks)
     launch: Callable[[Stream], None] = code.prepare(
         shape.unit.symbol, (blocks, 1, 1), (32 * shape.warps, 1, 1), [Arg(problem), *spans],
-        smem_bytes=shape.shared_bytes,
+        smem_bytes=shape.shared_bytes, dependent=dependent,
     )
     return launch
 
