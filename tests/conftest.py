@@ -20,6 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("quick", derandomize=True, print_blob=True)
     settings.register_profile("long", print_blob=True)
     settings.load_profile("quick" if "not long" in config.getoption("markexpr", "") else "long")
+    _share_cores(config)
+
+
+def _share_cores(config: pytest.Config) -> None:
+    """Each worker of xdist takes its share of the cores: threads that wait for a core spin, which made small products
+    four times as slow. Tests that are about threads ask for theirs."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1:
+        torch.set_num_threads(max(torch.get_num_threads() // workers, 1))
 
 
 @pytest.fixture(autouse=True)
