@@ -87,6 +87,10 @@ def main() -> int:
         calls: dict[str, Callable[[], object]] = {"copy": copy[0]}
         for name, shape in shapes.items():
             calls[name] = launcher(device, shape, args, out, not options.serial)
+            if options.once:
+                calls[name]()
+                torch.cuda.synchronize()
+                continue
             print(f"{kind} {name}: differs in {compared(calls[name], args[0], out, wanted)}", flush=True)
         if options.once:
             continue

@@ -288,14 +288,14 @@ struct RouteKernel {
         return mask;
     }
 
-    // Lists the experts of `mask` from place `at` on.
-    static __device__ __forceinline__ void list(const Lane& lane, uint8_t* at, uint32_t mask) {
+    // Lists the experts of `mask` in bytes from shared address `at` on.
+    static __device__ __forceinline__ void list(const Lane& lane, uint32_t at, uint32_t mask) {
         const uint32_t base = lane.sub * PER_LANE ^ lane.swizzle << 2;
-        while (mask != 0) {
+        for (; mask != 0; ++at) {
             uint32_t bit;
             asm("bfind.u32 %0, %1;" : "=r"(bit) : "r"(mask));
             mask ^= 1u << bit;
-            *at++ = static_cast<uint8_t>(base ^ bit);
+            asm volatile("st.shared.u8 [%0], %1;" ::"r"(at), "r"(base ^ bit) : "memory");
         }
     }
 
@@ -406,7 +406,7 @@ struct RouteKernel {
         const bool listed = __all_sync(kAll, plain) && most <= kListed;
         uint32_t expert = 0;
         if (listed) {
-            list(lane, token.list + (before - here), mask);
+            list(lane, shared_address(token.list) + (before - here), mask);
             __syncwarp();
             const bool found = most <= 16   ? choose<2>(p, token, lane.sub, count, expert)
                                : most <= 24 ? choose<3>(p, token, lane.sub, count, expert)
