@@ -34,6 +34,7 @@ EMPTY_GROUP = (
 LAST_WAITS = (
     "redundant: the cluster barrier at the end holds the CTA until its peer has made its last arrivals; either may go"
 )
+BOTH_FREE = "redundant: the first piece of a tile has waited until both staging buffers are free; this is the second one"
 WARP_SYNC, COMMIT_GROUP = "drop bar.warp.sync", "drop cp.async.bulk.commit_group"
 SM100 = {f"{AFTER} 0": LATER_FENCE, f"{AFTER} 1": LATER_FENCE, f"{BEFORE} 3": LAST_FENCE, f"{WARP_SYNC} 5": MEET_LATER}
 SM100_TMA = {**SM100, f"{BEFORE} 2": NO_ROWS, f"{WARP_SYNC} 0": ALIGNED}
@@ -52,7 +53,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **{f"{COMMIT_GROUP} {site}": EMPTY_GROUP for site in (3, 5, 7)},
     },
     "sm90_gemm_bf16_128x128x4_c1_sums": SM90,
-    "sm90_masked_bf16_256x128": {},
+    "sm90_masked_bf16_256x128": {
+        **{f"drop cp.async.bulk.wait_group {site}": BOTH_FREE for site in (1, 5, 7, 10, 14)},
+        **{f"drop bar.sync {site}": BOTH_FREE for site in (4, 12, 16, 22, 30)},
+    },
 }
 
 
