@@ -34,7 +34,7 @@ EMPTY_GROUP = (
 LAST_WAITS = (
     "redundant: the cluster barrier at the end holds the CTA until its peer has made its last arrivals; either may go"
 )
-BOTH_FREE = "redundant: the first piece of a tile has waited until both staging buffers are free; this is the second one"
+BOTH_FREE = "redundant: the first piece of a tile has waited until both staging buffers are free; this is the second"
 WARP_SYNC, COMMIT_GROUP = "drop bar.warp.sync", "drop cp.async.bulk.commit_group"
 SM100 = {f"{AFTER} 0": LATER_FENCE, f"{AFTER} 1": LATER_FENCE, f"{BEFORE} 3": LAST_FENCE, f"{WARP_SYNC} 5": MEET_LATER}
 SM100_TMA = {**SM100, f"{BEFORE} 2": NO_ROWS, f"{WARP_SYNC} 0": ALIGNED}
