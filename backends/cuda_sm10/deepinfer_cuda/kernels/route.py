@@ -50,7 +50,7 @@ class Shape:
         return ceil_div(stages + 2 * experts * 4 + self.warps * TOKENS * LISTED + 4, 128) * 128
 
 
-SHAPES = {128: Shape(16, 32, 64, 1), 256: Shape(32, 32, 44, 1)}
+SHAPES = {128: Shape(16, 32, 64, 1), 256: Shape(32, 32, 42, 1)}
 
 
 class Route(CudaKernel):
