@@ -19,7 +19,7 @@ from deepinfer_cuda.kernels.base import load
 from deepinfer_cuda.kernels.route import SHAPES, Shape, prepare
 from deepinfer_cuda.plugin import create
 from sm90_gemm import sustained
-from triton_bandwidth import copy_job
+from triton_bandwidth import copy_jobs
 
 import deepinfer
 from deepinfer.hal import Device
@@ -76,7 +76,7 @@ def main() -> int:
     deepinfer.register_backend("cpu", create_cpu)
     device = deepinfer.set_backend("cuda:0")
     shapes = {text: Shape(*map(int, text.split("x"))) for text in options.shapes}
-    copy = copy_job()
+    copy = copy_jobs({"copy": 4.7e8})["copy"]
     op = Op(get_spec("moe.route"))
     for kind in options.kinds:
         torch.manual_seed(0)

@@ -2,8 +2,9 @@
 
     PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/triton_bandwidth.py --out rows.jsonl
 
-State "sust": preheated, all ops and the copy interleaved in slots of 25 ms, order rotated, median of the rounds. Every
-op moves 64 MB and more (see triton_cases.py); launches are prepared, so that the device is timed and not the host.
+State "sust": preheated, all ops and the copies interleaved in slots of 25 ms, order rotated, median of the rounds.
+Every op moves 64 MB and more (see triton_cases.py); launches are prepared, so that the device is timed and not the host.
+Shares are of a copy of 470 MB, and of a copy of as many bytes as the op moves, up to that.
 Quantised bytes are compared with those of the specification and of the CPU backend.
 """
 
@@ -15,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,14 @@ from deepinfer.ops.quant.blocks import quantize_fp8_blocks, quantize_mxfp4_block
 from deepinfer.registry import Op, get_spec
 
 
-def copy_job() -> tuple[Callable[[], object], float]:
-    source, target = randn(ROWS, COLS), torch.empty(ROWS, COLS, device="cuda", dtype=torch.bfloat16)
-    return (lambda: target.copy_(source)), 4.0 * ROWS * COLS
+def copy_jobs(sizes: dict[str, float]) -> dict[str, tuple[Callable[[], object], float]]:
+    """By name, a copy that moves as many bytes, half read and half written; 470 MB at most."""
+    source, target = (torch.empty(ROWS * COLS, device="cuda", dtype=torch.bfloat16).normal_() for _ in range(2))
+    jobs: dict[str, tuple[Callable[[], object], float]] = {}
+    for name, moved in sizes.items():
+        count = min(int(moved) // 4, ROWS * COLS)
+        jobs[name] = (partial(target[:count].copy_, source[:count]), 4.0 * count)
+    return jobs
 
 
 def exact() -> list[str]:
@@ -153,18 +160,22 @@ def main() -> int:
                 continue
             for error in compile_all(device, cases, every=False):
                 print(error)
-            jobs = {"copy": copy_job()} | {case.name: (launcher(device, case), case.moved) for case in cases}
+            jobs = {case.name: (launcher(device, case), case.moved) for case in cases}
+            jobs |= copy_jobs({"copy": 4.0 * ROWS * COLS} | {f"copy as {case.name}": case.moved for case in cases})
             times = sustained({name: job[0] for name, job in jobs.items()}, rounds=options.rounds)
             rates = {name: jobs[name][1] / statistics.median(values) * 1e-3 for name, values in times.items()}
-            for name, values in times.items():
+            for name in ("copy", *(case.name for case in cases)):
+                values, equal = times[name], rates.get(f"copy as {name}", rates["copy"])
                 row = {
                     "op": name.partition(" ")[0], "case": name, "device": device.props.name, "driver_kind": "hardware",
                     "clock": "device", "state": "sust", "median_us": round(statistics.median(values), 2),
                     "n": len(values), "mbytes": round(jobs[name][1] * 1e-6, 1), "gbps": round(rates[name], 1),
                     "share_of_copy": round(rates[name] / rates["copy"], 4),
+                    "share_of_equal_copy": round(rates[name] / equal, 4),
                 }
                 rows.append(row)
-                print(f"{name:42} {row['median_us']:9} us {row['gbps']:8} GB/s {row['share_of_copy']:.3f}", flush=True)
+                print(f"{name:42} {row['median_us']:9} us {row['gbps']:8} GB/s {row['share_of_copy']:.3f}"
+                      f" {row['share_of_equal_copy']:.3f}", flush=True)
             torch.cuda.empty_cache()
     print(figures)
     if options.out:

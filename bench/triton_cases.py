@@ -133,8 +133,10 @@ def others() -> Iterator[Case]:
     for kind, size in (("", 2.0), ("fp8_1x128", 1.0 + 4 / 128), ("mxfp8", 1.0 + 1 / 32)):
         name, moved = f"moe.swiglu_quantize {kind or 'plain'}", gate_up.numel() * (2.0 + size / 2) + weights.nbytes
         yield made(name, "moe.swiglu_quantize", (gate_up, weights, 10.0, kind), moved)
-    scores, bias = randn(131072, 256, dtype=torch.float32), torch.randn(256, device="cuda")
-    yield made("moe.route 256/8", "moe.route", (scores, 8, "sigmoid", bias, 8, 4, "top2_sum", True, 1.0, 1e-20))
+    scores, bias = randn(524288, 256, dtype=torch.float32), torch.randn(256, device="cuda")
+    for tokens in (131072, 262144, 524288):
+        name, rule = f"moe.route 256/8 of {tokens}", (8, "sigmoid", bias, 8, 4, "top2_sum", True, 1.0, 1e-20)
+        yield made(name, "moe.route", (scores[:tokens], *rule))
     outs, lses = randn(4, 2, 1024, 16, 512), randn(4, 2, 16, 1024, dtype=torch.float32)
     yield made("flash_mla.merge_states 4", "flash_mla.merge_states", (outs, lses, None))
     rows, index = randn(32768, 7168), torch.randperm(32768, device="cuda").view(4096, 8).int()
