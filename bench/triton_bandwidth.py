@@ -3,7 +3,7 @@
     PYTHONPATH=.:backends/cpu:backends/cuda_sm10:backends/triton:bench python bench/triton_bandwidth.py --out rows.jsonl
 
 State "sust": preheated, all ops and the copies interleaved in slots of 25 ms, order rotated, median of the rounds.
-Every op moves 64 MB and more (see triton_cases.py); launches are prepared, so that the device is timed and not the host.
+Every op moves 64 MB and more (see triton_cases.py); launches are prepared: the device is timed and not the host.
 Shares are of a copy of 470 MB, and of a copy of as many bytes as the op moves, up to that.
 Quantised bytes are compared with those of the specification and of the CPU backend.
 """
