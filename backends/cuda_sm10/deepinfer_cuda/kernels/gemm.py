@@ -74,7 +74,7 @@ class Sm90Gemm(CudaKernel):
     op = "deep_gmm.gemm"
     name = "sm90_gemm_bf16"
     header = "kernels/sm90/gemm_bf16.cuh"
-    more_headers = (pack_rows.HEADER,)
+    more_headers: tuple[str, ...] = (pack_rows.HEADER,)
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
     tiles: tuple[Tile, ...] = TILES
