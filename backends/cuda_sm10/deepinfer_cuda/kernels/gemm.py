@@ -168,7 +168,8 @@ class Sm90MaskedGroupedGemm(Sm90GroupedGemm):
 
     op = "deep_gmm.masked_grouped_gemm"
     name = "sm90_masked_grouped_gemm_bf16"
-    header, more_headers = "kernels/sm90/masked_bf16.cuh", ("kernels/sm90/gemm_bf16.cuh", pack_rows.HEADER)
+    header = "kernels/sm90/masked_bf16.cuh"
+    more_headers: tuple[str, ...] = ("kernels/sm90/gemm_bf16.cuh", pack_rows.HEADER)
     tiles = MASKED_TILES
     pick = staticmethod(choose_masked)
     tensors = (0, 3, 8)

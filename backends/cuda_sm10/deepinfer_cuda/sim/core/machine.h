@@ -5,6 +5,7 @@
 #pragma once
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -101,6 +102,8 @@ struct Warp {
     u64 cluster_phase = ~0ull;    // generation these lanes arrived in
     u32 cluster_lanes = 0;
     u64 executed = 0;
+    u32 registers = 0;            // per thread; setmaxnreg moves them between the warps of a CTA
+    u32 budget_changes = 0;       // setmaxnreg instructions so far
     u64 events = 1;               // a lane exited or a parked fragment was released
 };
 
@@ -137,6 +140,8 @@ struct Cta {
     u32 next_slot = 0;            // asynchronous agents, round robin
     std::array<u32, kAgentsPerCta> slot_clock{};
     u32 thread_count = 0;
+    u32 spare_registers = 0;      // what warps gave back, per thread, summed over warps
+    std::map<std::pair<u32, u32>, u32> budgets;  // what a warpgroup's n-th setmaxnreg sets
 };
 
 struct Cluster {
@@ -156,6 +161,7 @@ struct Grid {
     std::shared_ptr<Program> program;
     u32 dim[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster_dim[3] = {1, 1, 1};
     u32 dynamic_shared = 0;
+    u32 registers = 0;            // per thread at the launch; 0: unknown, the kernel has no bounds
     std::vector<u8> params;
     SpanList spans;               // what the launch may touch
     bool strict_spans = false;

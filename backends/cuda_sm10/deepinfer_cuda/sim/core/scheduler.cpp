@@ -33,6 +33,7 @@ std::unique_ptr<Cta> make_cta(Grid& g, Cluster& cl, u32 rank) {
         w->regs.resize(size_t(g.program->slots) * 32);
         w->pending.resize(g.program->slots), w->borrowed.resize(g.program->slots);
         w->local.resize(size_t(g.program->local_bytes) * 32);
+        w->registers = g.registers;
         Fragment f;
         f.lanes = w->live;
         w->frags.push_back(f);
@@ -246,6 +247,15 @@ void run_machine(Machine& m) {
     }
 }
 
+// What the assembler gives each thread of a kernel that moves registers between warps: all that its bounds leave.
+static u32 registers_at_launch(const Function& f) {
+    constexpr u32 kPerSm = 65536, kMost = 256, kUnit = 8;
+    if (f.max_regs) return std::min(u32(f.max_regs), kMost) / kUnit * kUnit;
+    const int* bound = f.reqntid[0] ? f.reqntid : f.maxntid;
+    u32 threads = u32(bound[0]) * u32(bound[1]) * u32(bound[2]) * u32(std::max(f.min_ctas, 1));
+    return threads ? std::min(kPerSm / threads, kMost) / kUnit * kUnit : 0;
+}
+
 std::unique_ptr<Grid> make_grid(Machine& m, u32 device, std::shared_ptr<Program> p, const u32 dim[3], const u32 block[3],
                                 const u32 cluster[3], u32 dynamic_shared) {
     auto g = std::make_unique<Grid>();
@@ -258,6 +268,7 @@ std::unique_ptr<Grid> make_grid(Machine& m, u32 device, std::shared_ptr<Program>
     u32 per_sm = std::min({pr.ctas_per_sm, pr.threads_per_sm / std::max(threads, 1u), pr.shared_per_sm / std::max(smem, 1u)});
     u32 ctas = m.config.resident_ctas ? m.config.resident_ctas : pr.sms * std::max(per_sm, 1u);
     g->max_resident = std::max(1u, ctas / size);
+    g->registers = registers_at_launch(*p->function);
     g->check.on = m.config.checker, g->check.grid = g.get();
     return g;
 }

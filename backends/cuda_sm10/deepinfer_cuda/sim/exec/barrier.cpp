@@ -151,6 +151,7 @@ void barrier_exit(Warp& w) {
         b.expected -= 32;
         if (b.arrived == b.expected) complete(b, *w.cta->cluster);
     }
+    w.cta->spare_registers += w.registers;
     ++w.cta->cluster->events;
 }
 

@@ -62,6 +62,21 @@ void query(X& x, const Inst& in, u32 lanes) {  // k[0]: -1 is_canceled, 0-2 one 
 }
 
 void nothing(X&, const Inst&, u32) {}
+
+// k[0]: inc; k[1]: registers per thread. Contents of what moves are not modelled; who has how many is. An increase to
+// less than a warp has, or a decrease to more, changes nothing: how many it starts with is an upper bound here.
+void set_registers(X& x, const Inst& in, u32 lanes) {
+    u32 wanted = u32(in.k[1]), &have = x.w.registers, &spare = x.cta.spare_registers;
+    if (x.frag->token < 0) {  // once, however long it waits
+        x.frag->token = 0;
+        u32 set = x.cta.budgets.emplace(std::pair(x.w.index / 4, x.w.budget_changes++), wanted).first->second;
+        if (set != wanted) x.find(in, first_lane(lanes), "another warp of the warpgroup asks for " + std::to_string(set) + " registers");
+    }
+    if (!x.g.registers || (in.k[0] ? wanted <= have : wanted >= have)) return;
+    if (wanted > have && wanted - have > spare) return x.block("registers that other warps give back (setmaxnreg)");
+    spare += have, spare -= wanted, have = wanted;
+    ++x.cl.events, ++x.m.progress;
+}
 }  // namespace
 
 void decode_clc(Dec& d) {
@@ -97,11 +112,14 @@ void decode_griddep(Dec& d) {
 }
 
 void decode_setmaxnreg(Dec& d) {
-    d.need({"inc", "dec"}), d.need({"sync"}), d.need({"aligned"}), d.need({"u32"});
+    d.in.k[0] = d.opt("inc");
+    if (!d.in.k[0]) d.need({"dec"});
+    d.need({"sync"}), d.need({"aligned"}), d.need({"u32"});
     i64 n = d.imm(0);
     if (n < 24 || n > 256 || n % 8) d.fail("register count " + std::to_string(n) + " must be a multiple of 8 from 24 to 256");
+    d.in.k[1] = n;
     d.in.aligned = true;
-    d.in.fn = nothing;
+    d.in.fn = set_registers;
 }
 
 }  // namespace ptxsim
