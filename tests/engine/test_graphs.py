@@ -21,6 +21,7 @@ from deepinfer.engine.host_reads import HostReads
 from deepinfer.errors import InvalidArgument, UnsupportedError
 from deepinfer.hal import use_backend
 from deepinfer.hal.discovery import unregister_backend
+from deepinfer.ops.deep_gmm import portable
 from tests.engine.recording import RecordingDevice, factory
 
 PAGE, BLOCKS = 4, 24
@@ -35,6 +36,12 @@ class Running:
     row: int
     computed: int
     tokens: list[int]
+
+
+@pytest.fixture(autouse=True)
+def device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording device computes in host memory; its portable products read no counts, as on an accelerator."""
+    monkeypatch.setattr(portable, "by_group", portable.by_tile)
 
 
 @pytest.fixture
