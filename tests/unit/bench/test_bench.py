@@ -245,10 +245,13 @@ def test_resolve_hit_costs_little_more_than_reading_the_metadata() -> None:
     args = (torch.randn(4, 64), torch.randn(64), 1e-6)
     op.resolve(device, args)
 
-    def metadata() -> int:
-        return hash(tuple((a.shape, a.dtype, a.stride(), a.device, a.data_ptr()) for a in args[:2]))
+    def metadata() -> int:  # what the key of a resolved call is made of
+        return hash(tuple((a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15, a.is_neg()) for a in args[:2]))
 
-    def best(function: Callable[[], object]) -> float:
-        return min(timeit.repeat(function, number=200, repeat=30))
+    def resolve() -> object:
+        return op.resolve(device, args)
 
-    assert best(lambda: op.resolve(device, args)) < 2.5 * best(metadata)
+    # in turns, so that both meet the same quiet moments
+    times = [(timeit.timeit(resolve, number=200), timeit.timeit(metadata, number=200)) for _ in range(60)]
+    cost, bare = (min(side) for side in zip(*times, strict=True))
+    assert cost < 1.75 * bare, f"{cost / bare:.2f} times"
