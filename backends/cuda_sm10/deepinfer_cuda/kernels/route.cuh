@@ -467,7 +467,7 @@ struct RouteKernel {
         const uint32_t tiles = ceil_div(p.tokens, kTokens);
         launch_next_grid();  // its CTAs start where ours end, and wait
         for (uint32_t i = warp; i < STAGES; i += WARPS)
-            if (lane.index == 0) smem.full[i].init(1);
+            if (lane.index == 0) smem.full[i].init(1), store_relaxed(&smem.uses[i], 0);
         if (threadIdx.x == 0) smem.next = WARPS;
         fence_barrier_init();
         __syncwarp();
