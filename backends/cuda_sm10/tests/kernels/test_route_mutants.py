@@ -36,7 +36,8 @@ class RouteSubject:
         generator = torch.Generator().manual_seed(5)
         self.arch = arch
         bias = torch.randn(128, generator=generator)
-        self.args = (torch.randn(TOKENS, 128, generator=generator), 8, "sigmoid", bias, 8, 4, "top2_sum", True, 1.0, 1e-20)
+        logits = torch.randn(TOKENS, 128, generator=generator)
+        self.args = (logits, 8, "sigmoid", bias, 8, 4, "top2_sum", True, 1.0, 1e-20)
 
     @cached_property
     def text(self) -> str:
