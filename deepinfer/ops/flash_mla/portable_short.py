@@ -29,7 +29,7 @@ def decode(args: Args) -> tuple[torch.Tensor, torch.Tensor] | None:
     blocks, page = cache.shape[:2]
     lengths = args["seq_lens"].tolist()
     n, rows = max(lengths, default=0), s_q * heads
-    if n < 1 or min(lengths) < s_q or n > table.shape[1] * page or n * (d + 2 * rows) > BUDGET:
+    if not rows or n < 1 or min(lengths) < s_q or n > table.shape[1] * page or n * (d + 2 * rows) > BUDGET:
         return None
     ids = table.narrow(1, 0, -(-n // page))
     for row, length in zip(ids.tolist(), lengths, strict=True):

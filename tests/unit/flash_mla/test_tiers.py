@@ -10,8 +10,9 @@ from deepinfer_cpu import attention
 
 from deepinfer.conformance.compare import close, same_bits
 from deepinfer.hal import use_backend
+from deepinfer.ops.flash_mla import decode as attend
 from deepinfer.ops.flash_mla import online, portable_dense, portable_ragged, portable_short, portable_sparse
-from deepinfer.registry import Case, Op, OpSpec, all_specs, get_spec
+from deepinfer.registry import Case, Op, OpSpec, all_specs, get_spec, pin
 
 SPECS = [spec for spec in all_specs() if spec.family == "flash_mla"]
 NATIVE = [spec for spec in SPECS if spec.name.split(".")[1] not in ("merge_states", "kv_cache_write", "kv_cache_read")]
@@ -131,3 +132,14 @@ def test_cases_name_their_reports() -> None:
 def test_get_spec_knows_the_family() -> None:
     assert {get_spec(spec.name) for spec in SPECS} == set(SPECS)
     assert len(SPECS) == 8
+
+
+@pytest.mark.parametrize("lengths", [[3, 0], [0, 0], [0, 5], [16, 17]])
+def test_no_query_tokens_beside_any_lengths(lengths: list[int]) -> None:
+    """Nothing is asked for: results are empty whatever the requests hold, some of them without a key."""
+    cache, table = torch.randn(4, 16, 576).bfloat16(), torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)
+    with use_backend("cpu") as device, pin(device, "flash_mla.decode", "portable"):
+        out, lse = attend(torch.empty(2, 0, 3, 576).bfloat16(), cache, table, torch.tensor(lengths).int())
+    assert out.shape == (2, 0, 3, 512)
+    assert lse.shape[0] == 2
+    assert not lse.numel()
