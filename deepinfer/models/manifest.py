@@ -159,6 +159,8 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def _ignorable(name: str, entries: Mapping[str, Entry], wanted: Mapping[str, Wanted], c: ModelConfig) -> bool:
+    if 0 in entries[name].shape:  # no numbers: what width-0 shared experts of other code are stored as
+        return True
     found = _LAYER.match(name)
     if found is not None and c.layers <= int(found[1]) < c.layers + max(c.mtp_layers, 1):
         return True
