@@ -91,6 +91,13 @@ def transposed(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
+def outer_swapped(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Dense rows, but the first dimension and the last but one stored the other way round."""
+    if tensor.ndim < 3 or min(tensor.shape[0], tensor.shape[-2]) < 2:
+        return None
+    return tensor.transpose(0, -2).contiguous().transpose(0, -2)
+
+
 def odd_unit_strides(tensor: torch.Tensor) -> torch.Tensor | None:
     """Size-1 dimensions get a meaningless stride, which every op must ignore."""
     if 1 not in tensor.shape or not tensor.is_contiguous():
@@ -109,7 +116,10 @@ def other_index_dtype(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 Relayout = Callable[[torch.Tensor], "torch.Tensor | None"]
-SINGLE: dict[str, Relayout] = {"step2": every_second, "transposed": transposed, "index dtype": other_index_dtype}
+SINGLE: dict[str, Relayout] = {
+    "step2": every_second, "transposed": transposed, "outer dimensions swapped": outer_swapped,
+    "index dtype": other_index_dtype,
+}
 MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}
 
 

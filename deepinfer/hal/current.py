@@ -98,10 +98,25 @@ def _open(parsed: DeviceSpec) -> Device:
     reasons: list[str] = []
     for arch in parsed.arch or (None,):
         try:
-            return backend.open(parsed.index, parsed.driver, arch)
+            opened = backend.open(parsed.index, parsed.driver, arch)
         except BackendUnavailable as error:
             reasons += error.reasons or [str(error)]
+        else:
+            return _own(backend, opened)
     raise BackendUnavailable(f"backend {label!r} has no suitable device", reasons)
+
+
+def _own(backend: Backend, opened: object) -> Device:
+    """The opened device, if it carries its backend's name: kernels are looked up by it."""
+    if not isinstance(opened, Device):
+        reason = f"its open() returned {type(opened).__name__}, must be a deepinfer.hal.Device"
+    elif opened.backend != backend.name:
+        reason = f"its open() returned a device of backend {opened.backend!r} and would run that backend's kernels"
+    else:
+        return opened
+    raise BackendUnavailable(
+        f"backend {backend.name!r} cannot be used", [reason], f"give Device.__init__ the name {backend.name!r}"
+    )
 
 
 def _require_driver(backend: Backend, driver: str) -> None:

@@ -10,6 +10,7 @@ blocks outside the cache) shows as a result that is not finite, or in the ids, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,7 +27,7 @@ def decode(args: Args) -> tuple[torch.Tensor, torch.Tensor] | None:
     """out [b, s_q, h, d_v] and lse [b, s_q, h], float32, without the sink; None = take the general way."""
     q, cache, table, d_v = args["q"], args["kv_cache"], args["block_table"], args["d_v"]
     b, s_q, heads, d = q.shape
-    blocks, page = cache.shape[:2]
+    blocks, page, _ = cache.shape
     lengths = args["seq_lens"].tolist()
     n, rows = max(lengths, default=0), s_q * heads
     if not rows or n < 1 or min(lengths) < s_q or n > table.shape[1] * page or n * (d + 2 * rows) > BUDGET:
@@ -36,24 +37,39 @@ def decode(args: Args) -> tuple[torch.Tensor, torch.Tensor] | None:
         used = row[: -(-length // page)]
         if min(used) < 0 or max(used) >= blocks:
             return None
-    wide = torch.mul(q.float(), args["softmax_scale"]).view(b, rows, d)
-    out, sums = torch.empty((b, rows, d_v)), torch.empty((2, b, rows))
-    layout, causal = LAYOUTS[args["format"]], s_q > 1 and args["causal"]
+    wide = torch.mul(q if q.dtype is torch.float32 else q.float(), args["softmax_scale"]).reshape(b, rows, d)
+    masked, layout = s_q > 1 and args["causal"], LAYOUTS[args["format"]]
+    done = []
     for first, end in _runs(lengths, d):
-        length = lengths[first]
-        keys = _keys(cache, layout, ids[first:end, : -(-length // page)], length)
-        logits = torch.bmm(wide[first:end], keys.transpose(1, 2))
-        if causal:
-            seen = torch.arange(length - s_q, length).view(s_q, 1, 1)
-            logits.view(-1, s_q, heads, length).masked_fill_(torch.arange(length) > seen, -torch.inf)
-        weights = torch.softmax(logits, -1)
-        torch.bmm(weights, keys[..., :d_v], out=out[first:end])
-        torch.amax(logits, -1, out=sums[0, first:end])
-        torch.amax(weights, -1, out=sums[1, first:end])  # the largest weight is 1 / (sum of exponentials)
-    if not known_finite(out):
+        lead, length = (end - first,) if end - first > 1 else (), lengths[first]
+        part, used = (wide, ids) if end - first == b else (wide[first:end], ids[first:end, : -(-length // page)])
+        keys = _keys(cache, layout, used, lead, length)
+        done.append(_attend(part.view(*lead, rows, d), keys, s_q if masked else 0, d_v))
+    outs, sums = zip(*done, strict=True)
+    out = outs[0] if len(done) == 1 else torch.cat([part.view(-1) for part in outs])
+    lse = sums[0] if len(done) == 1 else torch.cat([part.view(-1) for part in sums])
+    # what is not finite in a key shows in the sums of the logits; only under the mask it may reach the result alone
+    if not math.isfinite(sum(lse.view(-1).tolist())) or (masked and not known_finite(out)):
         return None
-    lse = sums[0] - sums[1].log_()
     return out.view(b, s_q, heads, d_v), lse.view(b, s_q, heads)
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, tokens: int, d_v: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows q [.., r, d] over keys [.., n, d]: out [.., r, d_v] and lse [.., r].
+
+    The last `tokens` keys are the rows' own tokens, under a causal mask. A product of matrices costs less per call than
+    one of batches, so a single request has no batch dimension.
+    """
+    product = torch.mm if q.ndim == 2 else torch.bmm
+    logits = product(q, keys.mT)
+    if tokens:
+        n = keys.shape[-2]
+        seen = torch.arange(n - tokens, n).view(tokens, 1, 1)
+        logits.view(-1, tokens, q.shape[-2] // tokens, n).masked_fill_(torch.arange(n) > seen, -torch.inf)
+    weights = torch.softmax(logits, -1)
+    out = product(weights, keys.narrow(-1, 0, d_v))
+    # the largest weight is 1 / (sum of exponentials)
+    return out, torch.amax(logits, -1).sub_(torch.amax(weights, -1).log_())
 
 
 def _runs(lengths: Sequence[int], d: int) -> Iterator[tuple[int, int]]:
@@ -65,11 +81,13 @@ def _runs(lengths: Sequence[int], d: int) -> Iterator[tuple[int, int]]:
             first = r
 
 
-def _keys(cache: torch.Tensor, layout: Layout, ids: torch.Tensor, n: int) -> torch.Tensor:
-    """float32 rows [g, n, d] of the first n keys of requests with block ids [g, pages], all in the cache."""
-    page, groups = cache.shape[1], ids.shape[0]
+def _keys(cache: torch.Tensor, layout: Layout, ids: torch.Tensor, lead: tuple[int, ...], n: int) -> torch.Tensor:
+    """float32 rows [*lead, n, d] of the first n keys of requests with block ids [g, pages], all in the cache."""
+    page = cache.shape[1]
     if layout.quantised:
-        slots = (ids.long()[..., None] * page + torch.arange(page)).view(groups, -1)[:, :n]
-        return read_slots(cache, layout, slots.reshape(-1)).view(groups, n, -1)
-    whole = cache.narrow(1, 0, min(page, n)).index_select(0, ids.reshape(-1))
-    return whole.view(groups, -1, cache.shape[2])[:, :n].float()
+        slots = (ids.long()[..., None] * page + torch.arange(page)).view(ids.shape[0], -1)[:, :n]
+        return read_slots(cache, layout, slots.reshape(-1)).view(*lead, n, -1)
+    whole = cache.narrow(1, 0, n) if n < page else cache
+    found = whole.index_select(0, ids.reshape(-1)).view(*lead, -1, cache.shape[2])
+    found = found.narrow(-2, 0, n) if found.shape[-2] > n else found
+    return found if found.dtype is torch.float32 else found.float()

@@ -12,6 +12,7 @@ from deepinfer.conformance.compare import close, same_bits
 from deepinfer.hal import use_backend
 from deepinfer.ops.flash_mla import decode as attend
 from deepinfer.ops.flash_mla import online, portable_dense, portable_ragged, portable_short, portable_sparse
+from deepinfer.ops.flash_mla.decode_cases import Shape
 from deepinfer.registry import Case, Op, OpSpec, all_specs, get_spec, pin
 
 SPECS = [spec for spec in all_specs() if spec.family == "flash_mla"]
@@ -143,3 +144,16 @@ def test_no_query_tokens_beside_any_lengths(lengths: list[int]) -> None:
     assert out.shape == (2, 0, 3, 512)
     assert lse.shape[0] == 2
     assert not lse.numel()
+
+
+@pytest.mark.parametrize("lengths", [[70, 70], [70], [70, 5]])
+@pytest.mark.parametrize("name", ["f32", "bf16"])
+def test_portable_decode_of_queries_in_any_order_of_memory(name: str, lengths: list[int]) -> None:
+    """Dense queries whose requests, tokens or heads are stored in another order than the shape's."""
+    spec, shape = get_spec("flash_mla.decode"), Shape(tuple(lengths), s_q=2, h=4, format=name)
+    args = dict(shape.make(torch.Generator().manual_seed(0)))
+    wanted = spec.portable(args, (None, None))
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        turned = args["q"].transpose(first, second).contiguous().transpose(first, second)
+        for got, want in zip(spec.portable(args | {"q": turned}, (None, None)), wanted, strict=True):
+            assert torch.equal(got, want)

@@ -62,6 +62,16 @@ def test_malformed_specifications(text: object) -> None:
         deepinfer.set_backend(text)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("opened", "says"), [(NullDevice(0), "backend 'null'"), (None, "returned NoneType")])
+def test_a_device_of_another_backend_is_refused(fake: FakeBackend, opened: Device, says: str) -> None:
+    """Kernels are looked up by the device's backend, so it would run another one's without a word."""
+    fake.open = lambda index, driver="", arch=None: opened  # type: ignore[method-assign]
+    with pytest.raises(BackendUnavailable, match=says) as caught:
+        deepinfer.set_backend("fake")
+    assert caught.value.fix
+    assert "fake" in caught.value.fix
+
+
 def test_reasons_and_fixes_are_told(fake: FakeBackend) -> None:
     with pytest.raises(BackendUnavailable, match=r"valid indices are 0 to 1"):
         deepinfer.set_backend("fake:2")
