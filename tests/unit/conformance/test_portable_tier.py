@@ -45,4 +45,4 @@ def test_passes(ops: list[str] | None) -> None:
     report = conformance.run("bare", levels=["L2"], ops=ops)
     assert report.ok, report.text()
     kernels = {kernel for facts in report.kernels.values() for kernel in facts}
-    assert kernels == {"portable"}
+    assert kernels <= {"portable", "LocalGroup"}  # exchanges have transports instead
