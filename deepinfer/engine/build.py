@@ -5,6 +5,7 @@ Everything that can be refused is refused before the first tensor is read.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from deepinfer.engine.tokenizer import open_tokenizer, tokenizer_config
 from deepinfer.errors import InvalidArgument, invalid
 from deepinfer.hal import Device, DriverKind, current_device, use_backend
 from deepinfer.hal import device as open_device
-from deepinfer.models import Model, ModelConfig, Progress, load_config, open_weights
+from deepinfer.models import Model, ModelConfig, Progress, cache_bytes, load_config, open_weights, wanted_tensors
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 OWN_MEMORY, SHARED_MEMORY = 0.9, 0.25
@@ -55,13 +56,17 @@ def build_engine(
     tokenizer = open_tokenizer(token_dir, config.tokenizer is not None)
     template = None if tokenizer is None else load_template(token_dir, tokenizer.config or tokenizer_config(token_dir))
     eos = end_tokens(directory, model_config, tokenizer)
+    if config.load_format == "dummy":
+        _check_dummy(target, model_config)
     weights = open_weights(directory, model_config, DTYPES[config.dtype], _compute(target, config), _dummy_seed(config))
     if config.activation_dtype == "bfloat16" and weights.dtype is torch.float32:
         raise invalid("activation_dtype", "bfloat16", "this checkpoint's weights are float32", nearest="'float32'")
     with use_backend(target):
-        capped = _wanted_len(model_config, config)
-        model = Model(target, model_config, weights, capped, progress)
-        blocks, max_len = _cache_size(model, config, capped)
+        block = cache_bytes(model_config, weights.compute, config.block_size)
+        # Asked twice: what cannot fit is refused before anything is read, and loading takes memory itself.
+        _, longest = _cache_size(target, block, config, _wanted_len(model_config, config))
+        model = Model(target, model_config, weights, longest, progress)
+        blocks, max_len = _cache_size(target, block, config, longest)
         core = EngineCore(model, config, max_len, blocks, tokenizer)
     return Parts(core, Intake(tokenizer, model_config.vocab_size, eos, max_len, config.seed), template)
 
@@ -86,13 +91,26 @@ def _wanted_len(model: ModelConfig, config: EngineConfig) -> int:
     return config.max_model_len
 
 
-def _cache_size(model: Model, config: EngineConfig, wanted: int) -> tuple[int, int]:
-    """(number of blocks, longest sequence). A length that was asked for must fit; a default one is cut to fit."""
+def _check_dummy(device: Device, config: ModelConfig) -> None:
+    """Refuse random weights that the device cannot hold, however large the numbers in config.json are."""
+    free, total = device.memory_info()[0] or UNKNOWN_MEMORY, 0
+    for name, wanted in wanted_tensors(config):
+        total += math.prod(wanted.shape) * (config.dtype or torch.float32).itemsize
+        if total > free:
+            rule = f"needs more bytes than the {free} that are free on {device.spec}: {total} up to tensor {name!r}"
+            raise invalid("load_format", "dummy", rule)
+
+
+def _cache_size(device: Device, block: int, config: EngineConfig, wanted: int) -> tuple[int, int]:
+    """(number of blocks, longest sequence). A length that was asked for must fit; a default one is cut to fit.
+
+    `block` is the size of one block in bytes.
+    """
     page = config.block_size
     per_sequence = -(-wanted // page)
     blocks = config.num_blocks
     if blocks is None:
-        blocks = min(_affordable(model, config), per_sequence * config.max_num_seqs)
+        blocks = min(_affordable(device, block, config), per_sequence * config.max_num_seqs)
     if blocks >= per_sequence:
         return blocks, wanted
     if config.max_model_len is not None or blocks < 1:
@@ -106,8 +124,8 @@ def _cache_size(model: Model, config: EngineConfig, wanted: int) -> tuple[int, i
     return blocks, blocks * page
 
 
-def _affordable(model: Model, config: EngineConfig) -> int:
-    own = model.device.props.kind is DriverKind.HARDWARE
+def _affordable(device: Device, block: int, config: EngineConfig) -> int:
+    own = device.props.kind is DriverKind.HARDWARE
     fraction = config.memory_fraction or (OWN_MEMORY if own else SHARED_MEMORY)
-    free, _ = model.device.memory_info()
-    return int((free or UNKNOWN_MEMORY) * fraction) // model.cache_bytes(config.block_size)
+    free, _ = device.memory_info()
+    return int((free or UNKNOWN_MEMORY) * fraction) // block

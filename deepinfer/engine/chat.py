@@ -13,7 +13,7 @@ from typing import Any
 
 from deepinfer.engine.tokenizer import special_text
 from deepinfer.errors import CheckpointError, DeepInferError, InvalidArgument, invalid
-from deepinfer.models.fields import read_text
+from deepinfer.models.fields import is_file, read_text
 
 FILE = "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -63,7 +63,7 @@ def load_template(directory: Path, config: Mapping[str, Any]) -> ChatTemplate | 
     path = directory / FILE
     source: Any = config.get("chat_template")
     where = str(directory / "tokenizer_config.json")
-    if path.is_file():
+    if is_file(path):
         source, where = read_text(path), str(path)
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}

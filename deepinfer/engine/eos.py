@@ -11,7 +11,7 @@ from pathlib import Path
 from deepinfer.config import logger
 from deepinfer.engine.tokenizer import Tokenizer, special_text, tokenizer_config
 from deepinfer.models.config import ModelConfig, parse_token_ids
-from deepinfer.models.fields import Fields, read_json
+from deepinfer.models.fields import Fields, is_file, read_json
 
 MAX_DIGITS = 18  # of a token id; longer texts of digits are no id of any vocabulary
 
@@ -20,7 +20,7 @@ def end_tokens(directory: Path, config: ModelConfig, tokenizer: Tokenizer | None
     """All end-of-sequence ids below the vocabulary size; one that is not is reported and left out."""
     found = set(config.eos_token_ids)
     path = directory / "generation_config.json"
-    if path.is_file():
+    if is_file(path):
         found.update(parse_token_ids(Fields(read_json(path), str(path)), "eos_token_id"))
     named = _named_end(directory, tokenizer)
     if named is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deepinfer.errors import CheckpointError, invalid
-from deepinfer.models.fields import Fields, read_json
+from deepinfer.models.fields import Fields, is_file, read_json
 
 FILE = "tokenizer.json"
 
@@ -48,6 +48,8 @@ class Tokenizer:
             ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
         except (UnicodeEncodeError, TypeError) as error:
             raise invalid("text", text, f"must be valid Unicode: {error}") from error
+        except Exception as error:  # the library raises bare Exception where a damaged vocabulary lacks a piece
+            raise invalid("text", text, f"the tokenizer cannot encode it: {error}") from error
         if special and self._bos_id is not None and ids[:1] != [self._bos_id]:
             return [self._bos_id, *ids]
         return ids
@@ -59,10 +61,7 @@ class Tokenizer:
 
 def open_tokenizer(directory: Path, asked_for: bool = False) -> Tokenizer | None:
     """The tokenizer in `directory`; without tokenizer.json None, or an error where the caller named the directory."""
-    try:
-        found = (directory / FILE).is_file()
-    except OSError as error:  # a name that no file system takes
-        raise CheckpointError(f"{directory}: cannot be opened: {error.strerror}") from error
+    found = is_file(directory / FILE)
     if asked_for and not found:
         raise invalid("tokenizer", str(directory), f"must be a directory with a {FILE}; leave it out to work with ids")
     return Tokenizer(directory) if found else None
@@ -71,13 +70,18 @@ def open_tokenizer(directory: Path, asked_for: bool = False) -> Tokenizer | None
 def tokenizer_config(directory: Path) -> dict[str, Any]:
     """tokenizer_config.json, empty when there is none."""
     path = directory / "tokenizer_config.json"
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if is_file(path) else {}
+
+
+def encodable(text: str) -> bool:
+    """Whether `text` is Unicode: JSON and Python let halves of a character stand alone."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def special_text(config: dict[str, Any], name: str) -> str | None:
     """A special token's text, which is stored plainly or as an object with `content`."""
     value = config.get(name)
     value = value.get("content") if isinstance(value, dict) else value
-    if value is not None and not isinstance(value, str):
+    if value is not None and not (isinstance(value, str) and encodable(value)):
         raise Fields(config, "tokenizer_config.json").error(name, "must be a text or an object with a text `content`")
     return value

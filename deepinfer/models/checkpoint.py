@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deepinfer.errors import CheckpointError
-from deepinfer.models.fields import read_json
+from deepinfer.models.fields import is_file, read_json
 from deepinfer.models.safetensors_file import Entry, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -21,9 +21,9 @@ def open_checkpoint(directory: Path) -> dict[str, Entry]:
     Raises:
         CheckpointError: no safetensors file, a missing or damaged shard, or an index that does not match its shards.
     """
-    if (directory / INDEX).is_file():
+    if is_file(directory / INDEX):
         return _open_index(directory / INDEX)
-    if (directory / SINGLE).is_file():
+    if is_file(directory / SINGLE):
         return read_header(directory / SINGLE)
     others = sorted(p.name for p in directory.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".safetensors"})
     hint = f"; found {', '.join(others[:5])}, which cannot be used" if others else ""

@@ -19,6 +19,7 @@ from deepinfer.ops import rope
 
 MODEL_TYPES = ("deepseek_v3", "deepseek_v2")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MAX_LAYERS = 10_000  # a hundred times the deepest model; a larger number is a damaged file
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         model_type=model_type,
         vocab_size=f.integer("vocab_size"),
         hidden_size=f.integer("hidden_size"),
-        layers=f.integer("num_hidden_layers"),
+        layers=f.integer("num_hidden_layers", high=MAX_LAYERS),
         heads=heads,
         q_lora_rank=_q_lora_rank(f),
         kv_lora_rank=f.integer("kv_lora_rank", 512),
@@ -133,7 +134,7 @@ def parse_config(data: dict[str, Any], where: str = "config.json") -> ModelConfi
         v_head_dim=f.integer("v_head_dim", 128),
         intermediate_size=f.integer("intermediate_size"),
         moe_intermediate_size=f.integer("moe_intermediate_size", 2048 if v3 else 1407),
-        n_shared_experts=f.integer("n_shared_experts", 0, low=0),
+        n_shared_experts=f.integer("n_shared_experts", _shared(f, v3), low=0),
         routing=_parse_routing(f, v3),
         first_k_dense_replace=f.integer("first_k_dense_replace", 3 if v3 else 0, low=0),
         moe_layer_freq=f.integer("moe_layer_freq", 1),
@@ -173,6 +174,11 @@ def parse_token_ids(f: Fields, name: str) -> tuple[int, ...]:
     return tuple(values)
 
 
+def _shared(f: Fields, v3: bool) -> int:
+    """Shared experts where the file names no number: what the classes have; null = none."""
+    return 0 if "n_shared_experts" in f.data or not f.present("n_routed_experts") else 1 if v3 else 2
+
+
 def _parse_routing(f: Fields, v3: bool) -> RoutingConfig | None:
     if not f.present("n_routed_experts"):
         return None
@@ -180,11 +186,16 @@ def _parse_routing(f: Fields, v3: bool) -> RoutingConfig | None:
     method = f.choice("topk_method", "noaux_tc" if v3 else "greedy", ("noaux_tc", "greedy", "group_limited_greedy"))
     scoring = f.choice("scoring_func", "sigmoid" if v3 else "softmax", ("sigmoid", "softmax"))
     grouped = method != "greedy"
-    n_group = f.integer("n_group", 1) if grouped else 1
+    n_group = f.integer("n_group", 8 if v3 and "n_group" not in f.data else 1) if grouped else 1
     if experts % n_group:
         raise f.error("n_group", f"must divide n_routed_experts ({experts})")
-    topk_group = f.integer("topk_group", n_group, high=n_group) if grouped else 1
+    allowed = 4 if v3 and "topk_group" not in f.data else n_group
+    topk_group = f.integer("topk_group", allowed, high=n_group) if grouped else 1
     biased = method == "noaux_tc"
+    renormalize, scale = f.boolean("norm_topk_prob", v3), f.number("routed_scaling_factor", 2.5 if v3 else 1.0)
+    if renormalize and not v3 and scale != 1.0:  # the class's code, transformers and vLLM all do something else
+        raise f.error("norm_topk_prob", f"has no agreed meaning in deepseek_v2 with routed_scaling_factor {scale}; "
+                      "one of the two must be off")
     if biased and n_group > 1 and experts // n_group < 2:
         raise f.error("n_group", "noaux_tc scores a group by its two best experts, so a group needs at least two")
     return RoutingConfig(
@@ -194,8 +205,8 @@ def _parse_routing(f: Fields, v3: bool) -> RoutingConfig | None:
         n_group=n_group,
         topk_group=topk_group,
         group_score="top2_sum" if biased else "max",
-        renormalize=f.boolean("norm_topk_prob", v3),
-        scale=f.number("routed_scaling_factor", 2.5 if v3 else 1.0),
+        renormalize=renormalize,
+        scale=scale,
         correction_bias=biased,
     )
 
@@ -205,7 +216,7 @@ def _parse_dtype(f: Fields) -> torch.dtype | None:
     if not f.present(name):
         return None
     text = f.data[name]
-    text = text.removeprefix("torch.") if isinstance(text, str) else text
+    text = text.removeprefix("torch.") if isinstance(text, str) else None
     if text not in DTYPES:
         raise f.error(name, f"must be one of {', '.join(DTYPES)}")
     return DTYPES[text]

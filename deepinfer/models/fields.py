@@ -6,7 +6,7 @@ Invariant: nothing is coerced silently; a wrong type, a number out of range or a
 from __future__ import annotations
 
 import json
-import math
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,44 @@ from typing import Any
 from deepinfer.errors import CheckpointError
 
 _REQUIRED: Any = object()
+MAX_TEXT = 1 << 28  # bytes of one JSON or template file; the index of a model of 700 billion parameters has 9 MB
+FLOAT32_MAX = 3.4028234663852886e38
+SHOWN = 200  # characters of a wrong value in a message
+
+
+def is_file(path: Path) -> bool:
+    """Whether an optional file is there. What lies at its name but is no file is an error, not an absent file."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise CheckpointError(f"{path}: is a link to a file that does not exist") from None
+        return False
+    except (OSError, ValueError) as error:  # a name that no file system takes, a loop of links, no permission
+        raise CheckpointError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path}: is not a file")
+    return True
 
 
 def read_text(path: Path) -> str:
     """The UTF-8 text in `path`."""
+    if not is_file(path):
+        raise CheckpointError(f"{path}: the file does not exist")
     try:
+        if path.stat().st_size > MAX_TEXT:
+            raise CheckpointError(f"{path}: has {path.stat().st_size} bytes, must be at most {MAX_TEXT}")
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: the file does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read as UTF-8 text: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`."""
+    text = read_text(path)
     try:
-        data = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:  # also numbers with more digits than Python converts
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(data).__name__}, must be an object")
@@ -46,6 +67,7 @@ class Fields:
     def error(self, name: str, rule: str) -> CheckpointError:
         """The error for field `name`."""
         value = repr(self.data[name]) if name in self.data else "nothing"
+        value = value if len(value) <= SHOWN else value[:SHOWN] + "..."
         return CheckpointError(f"{self.where}: {name}: got {value}, {rule}")
 
     def present(self, name: str) -> bool:
@@ -69,10 +91,10 @@ class Fields:
         return int(value)
 
     def number(self, name: str, default: float = _REQUIRED, *, low: float = 0.0) -> float:
-        """A finite number >= low."""
+        """A finite number >= low that fits float32, in which models compute."""
         value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
-            raise self.error(name, f"must be a finite number >= {low}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= FLOAT32_MAX:
+            raise self.error(name, f"must be a finite number >= {low} that fits float32")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:

@@ -19,6 +19,7 @@ from deepinfer.models.config import ModelConfig
 from deepinfer.models.safetensors_file import Entry
 
 SCALE = "_scale_inv"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,21 @@ class Wanted:
 
 def manifest(config: ModelConfig) -> dict[str, Wanted]:
     """Every tensor of the model by checkpoint name, block scales excluded."""
+    return dict(wanted_tensors(config))
+
+
+def wanted_tensors(config: ModelConfig) -> Iterator[tuple[str, Wanted]]:
+    """The same one by one: a damaged config.json may ask for more tensors than fit anywhere."""
     c = config
-    found = {
-        "model.embed_tokens.weight": Wanted((c.vocab_size, c.hidden_size), "matrix"),
-        "model.norm.weight": Wanted((c.hidden_size,), "small"),
-    }
+    yield EMBEDDING, Wanted((c.vocab_size, c.hidden_size), "matrix")
+    yield "model.norm.weight", Wanted((c.hidden_size,), "small")
     if not c.tie_word_embeddings:
-        found["lm_head.weight"] = Wanted((c.vocab_size, c.hidden_size), "matrix")
+        yield HEAD, Wanted((c.vocab_size, c.hidden_size), "matrix")
     for layer in range(c.layers):
         prefix = f"model.layers.{layer}."
         for part in (_norms(c), _attention(c), _moe(c) if c.is_moe(layer) else _mlp(c, "mlp.", c.intermediate_size)):
-            found.update((prefix + name, wanted) for name, wanted in part)
-    return found
+            for name, wanted in part:
+                yield prefix + name, wanted
 
 
 def _norms(c: ModelConfig) -> Iterator[tuple[str, Wanted]]:
@@ -97,31 +101,41 @@ def check_entries(directory: Path, entries: Mapping[str, Entry], config: ModelCo
     Raises:
         CheckpointError: naming file and tensor of the first that is missing, extra, misshapen or mistyped.
     """
-    wanted = manifest(config)
+    wanted: dict[str, Wanted] = {}
     stored = config.dtype or _infer_dtype(directory, entries)
-    for name, want in wanted.items():
+    for name, want in wanted_tensors(config):
+        wanted[name] = want
         entry = entries.get(name)
         if entry is None:
             raise CheckpointError(
-                f"{directory}: tensor {name!r}: is missing, the model needs it with shape {list(want.shape)}"
+                f"{_place(directory, entries)}: tensor {name!r}: is missing, config.json asks for it with shape "
+                f"{list(want.shape)}"
             )
         if entry.shape != want.shape:
             raise CheckpointError(
-                f"{entry.file}: tensor {name!r}: shape: got {list(entry.shape)}, must be {list(want.shape)}"
+                f"{entry.file}: tensor {name!r}: shape: got {list(entry.shape)}, must be {list(want.shape)} "
+                "by config.json"
             )
         _check_dtype(entry, want, entries, config, stored)
     for name, entry in entries.items():
         if name not in wanted and not _ignorable(name, entries, wanted, config):
             raise CheckpointError(
-                f"{entry.file}: tensor {name!r}: is not part of this model, it would be left out silently"
+                f"{entry.file}: tensor {name!r}: is not part of the model that config.json describes, it would be left "
+                "out silently"
             )
     return stored
 
 
+def _place(directory: Path, entries: Mapping[str, Entry]) -> Path:
+    """Where something is missing: the one file of a checkpoint, else its directory."""
+    files = {entry.file for entry in entries.values()}
+    return files.pop() if len(files) == 1 else directory
+
+
 def _infer_dtype(directory: Path, entries: Mapping[str, Entry]) -> torch.dtype:
-    entry = entries.get("model.embed_tokens.weight")
+    entry = entries.get(EMBEDDING)
     if entry is None:
-        raise CheckpointError(f"{directory}: tensor 'model.embed_tokens.weight': is missing")
+        raise CheckpointError(f"{_place(directory, entries)}: tensor {EMBEDDING!r}: is missing")
     if entry.dtype not in (torch.float32, torch.bfloat16):
         raise CheckpointError(
             f"{entry.file}: tensor {entry.name!r}: dtype: got {entry.dtype}, must be float32 or bfloat16"
@@ -169,4 +183,4 @@ def _ignorable(name: str, entries: Mapping[str, Entry], wanted: Mapping[str, Wan
         return c.fp8_block is not None and weight in wanted and entries[weight].dtype == torch.float8_e4m3fn
     if name.endswith(".rotary_emb.inv_freq"):
         return True
-    return name == "lm_head.weight" and entries[name].shape == (c.vocab_size, c.hidden_size)
+    return name == HEAD and entries[name].shape == (c.vocab_size, c.hidden_size)

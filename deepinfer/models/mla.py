@@ -23,13 +23,18 @@ from deepinfer.ops import deep_gmm, flash_mla, norm, rope
 LATENT_NORM_EPS = 1e-6  # fixed in this model family, whatever rms_norm_eps says
 
 
+def cache_format(compute: torch.dtype) -> flash_mla.KVFormat:
+    """How cache rows are stored under activations of this dtype."""
+    return flash_mla.KVFormat.F32 if compute == torch.float32 else flash_mla.KVFormat.BF16
+
+
 class LatentAttention:
     """The attention of one layer. `table` is the rotary table [positions, qk_rope_head_dim]."""
 
     def __init__(self, device: Device, config: ModelConfig, weights: Weights, prefix: str, table: torch.Tensor) -> None:
         self.config, self.table, c = config, table, config
         self.dtype = weights.compute
-        self.format = flash_mla.KVFormat.F32 if weights.compute == torch.float32 else flash_mla.KVFormat.BF16
+        self.format = cache_format(weights.compute)
         first = "q_proj" if c.q_lora_rank is None else "q_a_proj"
         biased = (c.attention_bias and c.q_lora_rank is not None, c.attention_bias)
         self.down = Linear(device, weights, [prefix + first, prefix + "kv_a_proj_with_mqa"], biased)

@@ -14,7 +14,7 @@ import torch
 
 from deepinfer.hal import Device
 from deepinfer.models.config import ModelConfig
-from deepinfer.models.mla import LatentAttention
+from deepinfer.models.mla import LatentAttention, cache_format
 from deepinfer.models.mlp import DenseMlp, MoeMlp
 from deepinfer.models.step import StepInput
 from deepinfer.models.weights import CheckpointWeights, DummyWeights, Weights
@@ -83,11 +83,6 @@ class Model:
         shape, dtype = flash_mla.cache_shape(self.layers[0].attention.format, blocks, page, self.config.latent_dim)
         return [self.device.empty(shape, dtype) for _ in self.layers]
 
-    def cache_bytes(self, page: int) -> int:
-        """Bytes of one block of `page` rows in all layers."""
-        shape, dtype = flash_mla.cache_shape(self.layers[0].attention.format, 1, page, self.config.latent_dim)
-        return math.prod(shape) * dtype.itemsize * len(self.layers)
-
     def forward(self, step: StepInput, cache: Sequence[torch.Tensor]) -> torch.Tensor:
         """Hidden states [n, hidden] float32 of the rows `step.rows`, before the final norm; writes the cache."""
         residual = torch.nn.functional.embedding(step.tokens, self.embedding).float()
@@ -109,6 +104,12 @@ class Model:
         """[n, hidden] float32 -> [n, vocab] float32."""
         y = norm.rms_norm(hidden, self.norm, self.config.rms_norm_eps)
         return deep_gmm.gemm(y.to(self.dtype), self.head, out_dtype=torch.float32)
+
+
+def cache_bytes(config: ModelConfig, compute: torch.dtype, page: int) -> int:
+    """Bytes of one cache block of `page` rows in all layers."""
+    shape, dtype = flash_mla.cache_shape(cache_format(compute), 1, page, config.latent_dim)
+    return math.prod(shape) * dtype.itemsize * config.layers
 
 
 def rotary_table(config: ModelConfig, max_positions: int) -> torch.Tensor:

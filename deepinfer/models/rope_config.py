@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from deepinfer.models.fields import Fields
 
 KINDS = ("default", "linear", "yarn")
+# Fields that would change the numbers and are not computed, by kind of scaling, with the value that changes nothing.
+FOREIGN = {
+    "default": {"partial_rotary_factor": 1},
+    "linear": {"partial_rotary_factor": 1, "mscale_all_dim": 0},
+    "yarn": {"partial_rotary_factor": 1},
+}
 NUMBERS = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
 
 Scaling = Mapping[str, str | float | bool]
@@ -34,6 +40,10 @@ def parse_rope(f: Fields, dim: int, positions: int, interleaved: bool) -> RopeCo
     sources = [s for s in (scaling, new, f) if s is not None and s.present("rope_theta")]
     theta = sources[0].number("rope_theta", low=1e-6) if sources else 10000.0
     kind = scaling.choice("rope_type" if scaling.present("rope_type") else "type", "default", KINDS)
+    for name, neutral in FOREIGN[kind].items():
+        for source in (scaling, f):
+            if source.present(name) and source.data[name] != neutral:
+                raise source.error(name, f"is not computed for rotary positions of kind {kind!r}, must be {neutral}")
     if kind == "default":
         return RopeConfig(dim, theta, interleaved)
     if kind == "linear":

@@ -17,7 +17,9 @@ from typing import Any, BinaryIO
 import torch
 
 from deepinfer.errors import CheckpointError
+from deepinfer.models.fields import is_file
 
+TOO_MANY = 1 << 63  # bytes; larger numbers are damage, and may be too long to print
 MAX_HEADER = 100_000_000  # bytes; the limit the format's own library sets
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -53,6 +55,8 @@ def read_header(path: Path) -> dict[str, Entry]:
     Raises:
         CheckpointError: the file is missing, truncated or its header is corrupt; names the file and the tensor.
     """
+    if not is_file(path):
+        raise CheckpointError(f"{path}: the file does not exist")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -70,9 +74,14 @@ def read_header(path: Path) -> dict[str, Entry]:
 def read_tensor(entry: Entry) -> torch.Tensor:
     """The tensor of `entry`, on the host; one plain read into fresh memory."""
     data = torch.empty(entry.end - entry.start, dtype=torch.uint8)
-    with entry.file.open("rb") as file:
-        file.seek(entry.start)
-        got = file.readinto(data.numpy().data)
+    try:
+        with entry.file.open("rb") as file:
+            file.seek(entry.start)
+            got = file.readinto(data.numpy().data)
+    except OSError as error:
+        raise CheckpointError(
+            f"{entry.file}: tensor {entry.name!r}: cannot be read: {error.strerror or error}"
+        ) from error
     if got != data.numel():
         raise CheckpointError(
             f"{entry.file}: tensor {entry.name!r}: read {got} of {data.numel()} bytes; the file shrank"
@@ -108,8 +117,9 @@ def _parse(path: Path, header: bytes) -> dict[str, Any]:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"duplicate key {twice!r}")
     return found
 
 
@@ -126,9 +136,8 @@ def _entry(path: Path, name: str, fields: Any, begin: int) -> Entry:
         raise CheckpointError(f"{where}: data_offsets: got {offsets!r}, must be [begin, end] with begin <= end")
     wanted = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != wanted:
-        raise CheckpointError(
-            f"{where}: data_offsets: span {offsets[1] - offsets[0]} bytes, {dtype} {shape} needs {wanted}"
-        )
+        span, needs = (value if value < TOO_MANY else "far too many" for value in (offsets[1] - offsets[0], wanted))
+        raise CheckpointError(f"{where}: data_offsets: span {span} bytes, {dtype} {str(shape)[:200]} needs {needs}")
     return Entry(path, name, DTYPES[dtype], tuple(shape), begin + offsets[0], begin + offsets[1])
 
 

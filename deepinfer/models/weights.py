@@ -15,9 +15,10 @@ from typing import Protocol
 
 import torch
 
+from deepinfer.errors import CheckpointError
 from deepinfer.models.checkpoint import open_checkpoint
 from deepinfer.models.config import ModelConfig
-from deepinfer.models.manifest import SCALE, check_entries, manifest
+from deepinfer.models.manifest import EMBEDDING, HEAD, SCALE, check_entries, manifest
 from deepinfer.models.safetensors_file import Entry, read_tensor
 
 
@@ -48,6 +49,8 @@ class CheckpointWeights:
     ) -> None:
         self._entries: Mapping[str, Entry] = open_checkpoint(directory)
         stored = check_entries(directory, self._entries, config)
+        if config.tie_word_embeddings and HEAD in self._entries:
+            self._check_tied(self._entries[HEAD])
         self.dtype = dtype or stored
         self.compute = compute or self.dtype
 
@@ -56,6 +59,14 @@ class CheckpointWeights:
 
     def exact(self, name: str) -> torch.Tensor:
         return self._read(name).to(torch.float32)
+
+    def _check_tied(self, head: Entry) -> None:
+        """A stored head is left out where config.json ties it to the embedding: it must be the same matrix."""
+        if not torch.equal(read_tensor(head), read_tensor(self._entries[EMBEDDING])):
+            raise CheckpointError(
+                f"{head.file}: tensor {HEAD!r}: differs from {EMBEDDING!r}, to which config.json ties it "
+                "(tie_word_embeddings)"
+            )
 
     def _read(self, name: str) -> torch.Tensor:
         data = read_tensor(self._entries[name])
@@ -86,7 +97,7 @@ class DummyWeights:
             return torch.zeros(shape)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        scale = 1.0 if name == "model.embed_tokens.weight" else 1.0 / math.sqrt(shape[1])
+        scale = 1.0 if name == EMBEDDING else 1.0 / math.sqrt(shape[1])
         return torch.randn(shape, generator=generator) * scale
 
 
