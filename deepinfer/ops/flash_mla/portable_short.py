@@ -43,8 +43,8 @@ def decode(args: Args) -> tuple[torch.Tensor, torch.Tensor] | None:
     for first, end in _runs(lengths, d):
         lead, length = (end - first,) if end - first > 1 else (), lengths[first]
         part, used = (wide, ids) if end - first == b else (wide[first:end], ids[first:end, : -(-length // page)])
-        keys = _keys(cache, layout, used, lead, length)
-        done.append(_attend(part.view(*lead, rows, d), keys, s_q if masked else 0, d_v))
+        queries = part.view(*lead, rows, d)  # keys go by no name here, so that each run's take the memory of the last
+        done.append(_attend(queries, _keys(cache, layout, used, lead, length), s_q if masked else 0, d_v))
     outs, sums = zip(*done, strict=True)
     out = outs[0] if len(done) == 1 else torch.cat([part.view(-1) for part in outs])
     lse = sums[0] if len(done) == 1 else torch.cat([part.view(-1) for part in sums])
