@@ -134,5 +134,5 @@ def dequantize_blocks(
     factors = decode_scale(scale, scale_dtype)
     block = fitted(block, rows, cols)
     if cols % block[1] or rows % block[0]:
-        return values * spread(factors, block, rows, cols)
-    return untiled(tiled(values, block) * factors[..., :, None, :, None], rows, cols)
+        return values.mul_(spread(factors, block, rows, cols))
+    return untiled(tiled(values, block).mul_(factors[..., :, None, :, None]), rows, cols)

@@ -12,7 +12,7 @@ import torch
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 UE8M0_NAN = 0xFF
-E4M3_BITS = -0x80000000 | 0x7F << 20  # sign and code of a byte that was widened with its sign and shifted by 20
+E4M3_BITS = ~0x4000  # what to keep of a byte that was widened with its sign to 16 bits and shifted by 7
 MANY = 1 << 14  # codes from which nine vector operations are faster than four calls for a look-up
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -34,11 +34,12 @@ def e4m3_decode(q: torch.Tensor) -> torch.Tensor:
 
 
 def _e4m3_shifted(q: torch.Tensor) -> torch.Tensor:
-    """Bytes as int8 -> float32: shifted to where float32 keeps exponent and mantissa, times 2^(127 - 7)."""
-    bits = q.to(torch.int32).bitwise_left_shift_(20).bitwise_and_(E4M3_BITS)
-    value = bits.view(torch.float32).mul_(2.0**120)
-    code = q.bitwise_and(0x7F)
-    return value.masked_fill_(code == 0x7F, torch.nan) if int(code.amax()) == 0x7F else value
+    """Bytes as int8 -> float32: shifted to where float16 keeps exponent and mantissa, widened, times 2^(15 - 7)."""
+    bits = q.to(torch.int16).mul_(1 << 7).bitwise_and_(E4M3_BITS)
+    value = bits.view(torch.float16).float().mul_(2.0**8)
+    if int(q.amax()) < 0x7F and int(q.view(torch.uint8).amax()) < 0xFF:  # the codes of NaN
+        return value
+    return value.masked_fill_(q.bitwise_and(0x7F) == 0x7F, torch.nan)
 
 
 def _look_up(table: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
