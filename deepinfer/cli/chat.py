@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--system", help="system message")
     parser.add_argument("--message", action="append", help="user message; answers and exits (repeatable)")
-    parser.add_argument("--json", action="store_true", help="with --message: print results as JSON")
+    parser.add_argument("--json", action="store_true", help="print results as one JSON document at the end")
 
 
 def _user_turns(options: argparse.Namespace) -> Iterator[str]:
@@ -24,14 +24,22 @@ def _user_turns(options: argparse.Namespace) -> Iterator[str]:
         yield from options.message
         return
     print("Empty line or end of input leaves the conversation.", file=sys.stderr)
-    while True:
-        try:
-            text = input("> ")
-        except EOFError:
-            return
-        if not text.strip():
-            return
+    while (text := _line()).strip():
         yield text
+
+
+def _line() -> str:
+    """The next line that the user types, "" at the end. Standard output carries answers only, so no prompt goes there
+    unless it is a terminal."""
+    if not sys.stdin.isatty():
+        return sys.stdin.readline().removesuffix("\n")
+    if not sys.stdout.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().removesuffix("\n")
+    try:
+        return input("> ")
+    except EOFError:
+        return ""
 
 
 def run(options: argparse.Namespace) -> int:

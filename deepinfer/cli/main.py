@@ -6,6 +6,7 @@ Invariant: a command module is imported only when it is chosen, so `deepinfer --
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -38,14 +39,42 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _open_closed_streams() -> None:
+    """A standard stream that the caller closed becomes the null device.
+
+    Python leaves it None, and `print(..., file=None)` would put what is meant for standard error among the results;
+    and the first file that is opened would get the closed one's number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # lives as long as the process
+
+
+def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Options may stand before, between and behind prompts."""
+    try:
+        return parser.parse_intermixed_args(arguments)
+    except TypeError:  # argparse's word for a command that has commands of its own
+        return parser.parse_args(arguments)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; returns the exit status (0 fine, 1 a check failed, 2 an error)."""
+    _open_closed_streams()
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:  # at any moment, also while the libraries are imported
+        print("deepinfer: interrupted", file=sys.stderr)
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     known, rest = build_parser().parse_known_args(arguments[:1]), arguments[1:]
     module = import_module(f"deepinfer.cli.{known[0].command}")
     parser = argparse.ArgumentParser(prog=f"deepinfer {known[0].command}", description=COMMANDS[known[0].command])
     module.add_arguments(parser)
-    options = parser.parse_args(rest)
+    options = _parse(parser, rest)
     return _run(module, options)
 
 
@@ -56,16 +85,12 @@ def _run(module: ModuleType, options: argparse.Namespace) -> int:
     tolerant_streams()
     try:
         status: int = module.run(options)
-        if sys.stdout is not None:  # None: the caller closed standard output
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, `deepinfer explain | head -1`
         forget_output()
         return 141
     except (DeepInferError, OSError) as error:
         return _failed(error, getattr(options, "json", False))
-    except KeyboardInterrupt:
-        print("deepinfer: interrupted", file=sys.stderr)
-        return 130
     return status
 
 

@@ -1,7 +1,8 @@
 """The step machine: schedule, run the model, sample, settle, deliver. One per engine; callers hold the engine's lock.
 
 Invariants: a request's result changes only inside `step`, `add` and `abort`; whatever fails, every request that was
-added gets a finish reason; between two calls nothing is in flight on the device.
+added gets a finish reason; between two calls nothing is in flight on the device. A step is never entered twice: what a
+finalizer or a signal handler aborts in the middle of one ends with it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class EngineCore:
         with torch.inference_mode():
             self.graphs = DecodeGraphs(model, self.cache, self.table, config.decode_graphs, config.max_num_seqs)
         self.steps = 0
+        self.stepping = False
+        self._aborted: list[tuple[Request, str]] = []
 
     def add(self, request: Request) -> None:
         """Queue a request whose prompt was validated."""
@@ -58,31 +61,52 @@ class EngineCore:
         self.scheduler.add(request.sequences[0])
 
     def abort(self, request: Request, reason: str = "abort") -> None:
-        """End what is left of a request; its outputs keep what they have."""
-        for sequence in request.sequences:
-            if sequence.status is not Status.FINISHED:
-                self._finish(sequence, reason)
+        """End what is left of a request; its outputs keep what they have. Inside a step it ends with the step."""
+        if self.stepping:
+            self._aborted.append((request, reason))
+        else:
+            self._end(request, reason)
 
     def fail(self, request: Request, error: DeepInferError) -> None:
         """End a request with `error`."""
         request.output.error = request.output.error or error
-        self.abort(request, "error")
+        self._end(request, "error")
+
+    def _end(self, request: Request, reason: str) -> None:
+        for sequence in request.sequences:
+            self._finish(sequence, reason)
 
     def step(self) -> bool:
         """One step for everything that is queued; False when nothing was left to do."""
-        plan = self.scheduler.schedule()
-        if not plan:
-            return False
-        self.steps += 1
+        plan: Plan = {}
+        self.stepping = True
         try:
+            plan = self.scheduler.schedule()
+            if not plan:
+                return False
+            self.steps += 1
             with torch.inference_mode(), use_backend(self.device):
                 self._run(plan)
-        except (DeepInferError, RuntimeError, MemoryError) as error:
-            logger.warning("a step of %d sequences failed: %s", len(plan), error)
-            wrapped = error if isinstance(error, DeepInferError) else DeepInferError(f"the step failed: {error}")
-            for sequence in plan:
-                self.fail(sequence.request, wrapped)
+        except Exception as error:  # whatever it is, it belongs to the requests of this step, not to who drives it
+            known = isinstance(error, DeepInferError | RuntimeError | MemoryError)
+            logger.warning("a step of %d sequences failed: %s", len(plan), error, exc_info=not known)
+            self._fail_plan(plan, error)
+        except BaseException as error:  # an interrupt of the driving thread: others must not wait for what is lost
+            self._fail_plan(plan, error)
+            raise
+        finally:
+            self.stepping = False
+            while self._aborted:
+                self._end(*self._aborted.pop())
         return True
+
+    def _fail_plan(self, plan: Plan, error: BaseException) -> None:
+        wrapped = error
+        if not isinstance(wrapped, DeepInferError):
+            wrapped = DeepInferError(f"the step failed: {str(error) or type(error).__name__}")
+            wrapped.__cause__ = error
+        for sequence in plan:
+            self.fail(sequence.request, wrapped)
 
     def _run(self, plan: Plan) -> None:
         now = time.monotonic()

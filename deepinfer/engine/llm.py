@@ -6,6 +6,7 @@ queued, whoever queued it.
 
 from __future__ import annotations
 
+import os
 import threading
 import types
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,7 @@ class LLM:
         self.config = make_config({"dtype": dtype, **options})
         self._parts = build_engine(Path(model), device, self.config, progress)
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._closed = False
 
     # -- what the engine is ------------------------------------------------------------------------------------------
@@ -216,7 +218,10 @@ class LLM:
 
     def close(self) -> None:
         """Give back the cache and the weights. Idempotent; later calls raise InvalidArgument."""
+        if os.getpid() != self._process:  # the parent's: nothing here is the child's to give back
+            return
         with self._lock:
+            self._check_outside()
             self._closed = True
             self._parts.release()
 
@@ -246,20 +251,26 @@ class LLM:
         priorities = per_prompt("priority", priority, len(prompts), int)
         if salt is not None and not isinstance(salt, str):
             raise invalid("cache_salt", salt, "must be a text or None")
+        self._check_process()
         with self._lock:
+            self._check_outside()
             if self._closed:
                 raise InvalidArgument("LLM: is closed; open a new one")
-            requests = []
-            for index, prompt in enumerate(prompts):
-                entry = scores[index] if scores else None
-                request, error = self._parts.intake.make(
-                    prompt, params_list[index], priority=priorities[index], salt=salt, scores=entry, **options
-                )
-                requests.append(request)
-                if error is not None:
-                    self._parts.core.fail(request, error)
-                else:
-                    self._parts.core.add(request)
+            requests: list[Request] = []
+            try:
+                for index, prompt in enumerate(prompts):
+                    entry = scores[index] if scores else None
+                    request, error = self._parts.intake.make(
+                        prompt, params_list[index], priority=priorities[index], salt=salt, scores=entry, **options
+                    )
+                    requests.append(request)
+                    if error is not None:
+                        self._parts.core.fail(request, error)
+                    else:
+                        self._parts.core.add(request)
+            except BaseException:  # an interrupt: nobody will ask for what was queued so far
+                self._abort(requests)
+                raise
             return requests
 
     def _drive(self, requests: list[Request], show: bool) -> list[RequestOutput]:
@@ -267,18 +278,37 @@ class LLM:
             with GenerateProgress(len(requests), show) as progress:
                 waiting = [request for request in requests if not request.finished]
                 while waiting:
-                    self._step()
+                    self._step(waiting)
                     waiting = [request for request in waiting if not request.finished]
                     progress.update(len(requests) - len(waiting))
         finally:
             self._abort(requests)
         return [request.output for request in requests]
 
-    def _step(self) -> None:
+    def _step(self, waiting: list[Request]) -> None:
+        """One step for everybody, on behalf of `waiting`."""
+        self._check_process()
         with self._lock:
+            self._check_outside()
             if self._closed:
                 raise InvalidArgument("LLM: was closed while requests were running")
-            self._parts.core.step()
+            if not self._parts.core.step():  # nothing is queued: whoever still waits would wait for ever
+                for request in waiting:
+                    if not request.finished:
+                        self._parts.core.fail(request, DeepInferError("internal: the request was lost"))
+
+    def _check_process(self) -> None:
+        """A forked child has neither the threads that compute nor, perhaps, the holder of the lock: it would hang."""
+        if os.getpid() != self._process:
+            raise InvalidArgument(
+                "LLM: was opened before this process was forked; open it in the child, started with "
+                "multiprocessing's 'spawn' method"
+            )
+
+    def _check_outside(self) -> None:
+        """The lock lets its own thread in again; a finalizer or signal handler must not run the engine in a step."""
+        if self._parts.core.stepping:
+            raise InvalidArgument("LLM: was called from inside one of its own steps (by a signal handler?)")
 
     def _stream(self, requests: list[Request]) -> Iterator[StreamOutput]:
         """The increments of `requests`. Started here, so that an iterator dropped unused aborts them too."""
@@ -292,8 +322,9 @@ class LLM:
         try:
             yield None
             while waiting:
-                if not all(requests[i].finished for i in waiting):
-                    self._step()
+                running = [requests[i] for i in waiting if not requests[i].finished]
+                if running:
+                    self._step(running)
                 for i in waiting:
                     yield from _increments(i, requests[i], sent[i])
                 waiting = [i for i in waiting if any(count >= 0 for count in sent[i])]
@@ -301,6 +332,8 @@ class LLM:
             self._abort(requests)
 
     def _abort(self, requests: list[Request]) -> None:
+        if os.getpid() != self._process:
+            return
         with self._lock:
             for request in requests:
                 self._parts.core.abort(request)
