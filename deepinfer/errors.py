@@ -7,10 +7,22 @@ nearest thing that works. All classes derive from `DeepInferError` and from the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class DeepInferError(Exception):
     """Base class of all errors raised on purpose by DeepInfer."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as message and attributes, whatever the arguments of the class's `__init__`."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[DeepInferError], args: tuple[Any, ...], state: dict[str, Any]) -> DeepInferError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
 
 
 class InvalidArgument(DeepInferError, ValueError):

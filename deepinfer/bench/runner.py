@@ -21,7 +21,7 @@ from deepinfer.bench import rows, timing
 from deepinfer.bench.rows import Row
 from deepinfer.config import logger
 from deepinfer.errors import UnsupportedError, invalid
-from deepinfer.hal import current_device, discovery, use_backend
+from deepinfer.hal import current_device, discovery, plugin, use_backend
 from deepinfer.hal import device as open_device
 from deepinfer.hal.device import Device
 from deepinfer.hal.types import DriverKind
@@ -150,7 +150,7 @@ def _fields(
     limit: ceiling.Ceilings | None, unit: str,
 ) -> Row:
     median = sample.quantile(0.5)
-    extra = {device.backend: discovery.load(device.backend).probe(device.driver).version}
+    extra = {device.backend: plugin.probe(discovery.load(device.backend), device.driver).version}
     if device.props.kind is DriverKind.HOST:
         extra["threads"] = str(torch.get_num_threads())
     return {

@@ -15,7 +15,7 @@ import deepinfer
 from deepinfer.cli.output import print_json, print_table
 from deepinfer.conformance.compare import close
 from deepinfer.errors import DeepInferError
-from deepinfer.hal import Device, discovery, use_backend
+from deepinfer.hal import Device, discovery, plugin, use_backend
 from deepinfer.registry import Op, get_spec
 
 SMOKE = "norm.rms_norm"
@@ -55,13 +55,15 @@ def check(spec: str) -> dict[str, Any]:
     try:
         device = deepinfer.device(spec)
         problems = smoke(device)
-    except DeepInferError as error:
-        return {"device": spec, "result": "FAIL", "name": "", "arch": "", "kind": "", "remark": str(error)}
+    except Exception as error:  # whatever a backend raises is its result, not the doctor's end
+        remark = str(error) if isinstance(error, DeepInferError) else f"{type(error).__name__}: {error}"
+        return {"device": spec, "result": "FAIL", "name": "", "arch": "", "kind": "", "version": "", "remark": remark}
     fallback = device.statistics.get(f"fallback:{SMOKE}", 0)
     remark = "; ".join(problems) or (f"{SMOKE} on the portable tier" if fallback else f"{SMOKE} equals its reference")
     return {
         "device": device.spec, "result": "FAIL" if problems else "PASS", "name": device.props.name,
-        "arch": device.props.arch, "kind": device.props.kind.name.lower(), "remark": remark,
+        "arch": device.props.arch, "kind": device.props.kind.name.lower(),
+        "version": plugin.probe(discovery.load(device.backend), device.driver).version, "remark": remark,
     }
 
 
@@ -101,7 +103,7 @@ def absent() -> list[dict[str, Any]]:
             found.append({"device": name, "result": result, "remark": state.error, "fix": state.fix or ""})
             continue
         for driver in state.backend.drivers:
-            probe = state.backend.probe(driver)
+            probe = plugin.probe(state.backend, driver)
             if not probe.available:
                 label = f"{name}/{driver}" if driver else name
                 remark = "; ".join(probe.reasons)
@@ -119,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"versions": versions(), "devices": rows, "unavailable": missing, "ok": not failed})
         return int(failed)
     print_table("Versions", ["what", "version"], [{"what": k, "version": v} for k, v in versions().items()])
-    print_table("Devices", ["device", "result", "name", "arch", "kind", "remark"], rows)
+    print_table("Devices", ["device", "result", "name", "arch", "kind", "version", "remark"], rows)
     if missing:
         print_table("Not available", ["device", "result", "remark", "fix"], missing)
     return int(failed)

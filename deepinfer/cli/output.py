@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from deepinfer.errors import invalid
 
+SHORTEST = 10  # cells of a column below which its text is no longer read
 STYLES = {"PASS": "green", "FAIL": "red", "-": "dim"}
 
 
@@ -66,15 +68,42 @@ def _key(key: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows as a table; the cell texts PASS and FAIL are coloured."""
+    """Rows as a table; the cell texts PASS and FAIL are coloured.
+
+    A pipe or file gets one line per row, however long, so that `grep` finds what belongs together; a terminal too
+    narrow for the columns gets one line per cell.
+    """
+    texts = [[str(row.get(column, "")) for column in columns] for row in rows]
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(_width(columns, texts), len(title)))
+    elif _width(columns, texts, SHORTEST) > console.width:
+        _print_records(console, title, columns, texts)
+        return
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")
-    for row in rows:
-        cells = []
-        for column in columns:
-            text = str(row.get(column, ""))
-            style = STYLES.get(text)
-            cells.append(f"[{style}]{escape(text)}[/{style}]" if style else escape(text))
-        table.add_row(*cells)
-    Console().print(table)
+    for cells in texts:
+        table.add_row(*(_styled(text) for text in cells))
+    console.print(table)
+
+
+def _print_records(console: Console, title: str, columns: Sequence[str], texts: Sequence[Sequence[str]]) -> None:
+    console.print(f"[italic]{escape(title)}[/italic]")
+    for cells in texts:
+        console.print("-" * min(console.width, 20))
+        for column, text in zip(columns, cells, strict=True):
+            if text:
+                console.print(f"[bold]{escape(column)}[/bold]: {_styled(text)}", overflow="fold", highlight=False)
+
+
+def _styled(text: str) -> str:
+    style = STYLES.get(text)
+    return f"[{style}]{escape(text)}[/{style}]" if style else escape(text)
+
+
+def _width(columns: Sequence[str], texts: Sequence[Sequence[str]], cap: int = 1 << 20) -> int:
+    """Cells of a table whose columns show their longest line, or `cap` cells of it, without a break."""
+    stacked = ["\n".join(column) for column in zip(columns, *texts, strict=True)]
+    longest = [max(map(cell_len, column.split("\n"))) for column in stacked]
+    return sum(min(cells, cap) + 3 for cells in longest) + 1

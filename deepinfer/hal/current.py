@@ -8,20 +8,21 @@ passed over. A simulator is chosen only by name. Devices are opened once and sha
 from __future__ import annotations
 
 import contextlib
-import threading
+import re
 from collections.abc import Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from deepinfer import config
-from deepinfer.errors import BackendUnavailable, invalid
-from deepinfer.hal import discovery
+from deepinfer.errors import BackendUnavailable, DeepInferError, invalid
+from deepinfer.hal import discovery, plugin
 from deepinfer.hal.backend import Backend
 from deepinfer.hal.device import Device
+from deepinfer.hal.scoped import Scoped
 from deepinfer.hal.types import DriverKind, Probe
 
-_context: ContextVar[Device | None] = ContextVar("deepinfer_device", default=None)
-_lock = threading.RLock()
+_context: Scoped[Device | None] = Scoped("deepinfer_device", None)
+_lock = discovery.lock  # one lock: opening a device loads backends, and loading a backend may open devices
+_INDEX = re.compile(r"[0-9]{1,9}")
 _opened: dict[tuple[str, str, int, tuple[str, ...]], tuple[Backend, Device]] = {}
 
 
@@ -42,17 +43,20 @@ class DeviceSpec:
     arch: tuple[str, ...]
 
 
-def parse(text: str) -> DeviceSpec:
-    """Parse `name[/driver][:index]`, e.g. "cpu", "cuda:1", "cuda_sm10/sim", "ascend/sim:0"."""
+def parse(text: str, argument: str = "backend") -> DeviceSpec:
+    """Parse `name[/driver][:index]`, e.g. "cpu", "cuda:1", "cuda_sm10/sim", "ascend/sim:0"; errors name `argument`."""
     if not isinstance(text, str) or not text.strip():
-        raise invalid("backend", text, "must be text of the form name[/driver][:index]", nearest="'cpu'")
+        raise invalid(argument, text, "must be text of the form name[/driver][:index]", nearest="'cpu'")
     head, colon, tail = text.strip().partition(":")
-    if colon and not tail.isdigit():
-        rule = f"the device index {tail!r} must be a non-negative integer"
-        raise invalid("backend", text, rule, nearest=f"'{head}:0'")
-    name, _, driver = head.partition("/")
-    backend, arch = discovery.canonical(name.strip().lower())
-    return DeviceSpec(backend, driver.strip().lower(), int(tail) if colon else 0, arch)
+    name, slash, driver = (part.strip().lower() for part in head.partition("/"))
+    if colon and not _INDEX.fullmatch(tail):
+        rule = f"the device index {tail[:40]!r} must be a non-negative integer"
+        raise invalid(argument, text[:200], rule, nearest=f"{(head or 'cpu')[:100] + ':0'!r}")
+    if not name or (slash and not driver):
+        rule = f"the {'driver' if name else 'backend'} name is empty, must be of the form name[/driver][:index]"
+        raise invalid(argument, text[:200], rule, nearest=repr(name or "cpu"))
+    backend, arch = discovery.canonical(name)
+    return DeviceSpec(backend, driver, int(tail) if colon else 0, arch)
 
 
 def device(spec: str | None = None) -> Device:
@@ -79,7 +83,8 @@ def _shared(parsed: DeviceSpec) -> Device:
     with _lock:
         backend = discovery.load(parsed.backend)
         found = _opened.get(key)
-        if found is None or found[0] is not backend:  # a backend registered again under this name opens its own device
+        # a backend registered again under this name opens its own device; a closed device is opened anew
+        if found is None or found[0] is not backend or found[1].closed:
             found = _opened[key] = (backend, _open(parsed))
         return found[1]
 
@@ -87,7 +92,7 @@ def _shared(parsed: DeviceSpec) -> Device:
 def _open(parsed: DeviceSpec) -> Device:
     backend = discovery.load(parsed.backend)
     _require_driver(backend, parsed.driver)
-    probe = backend.probe(parsed.driver)
+    probe = plugin.probe(backend, parsed.driver)
     label = f"{parsed.backend}/{parsed.driver}" if parsed.driver else parsed.backend
     if not probe.available:
         raise BackendUnavailable(f"backend {label!r} cannot be used", probe.reasons, probe.fix)
@@ -96,27 +101,14 @@ def _open(parsed: DeviceSpec) -> Device:
             f"backend {label!r} has no device {parsed.index}", [f"valid indices are 0 to {probe.device_count - 1}"]
         )
     reasons: list[str] = []
+    fix: str | None = None
     for arch in parsed.arch or (None,):
         try:
-            opened = backend.open(parsed.index, parsed.driver, arch)
+            return plugin.open_device(backend, parsed.index, parsed.driver, arch)
         except BackendUnavailable as error:
             reasons += error.reasons or [str(error)]
-        else:
-            return _own(backend, opened)
-    raise BackendUnavailable(f"backend {label!r} has no suitable device", reasons)
-
-
-def _own(backend: Backend, opened: object) -> Device:
-    """The opened device, if it carries its backend's name: kernels are looked up by it."""
-    if not isinstance(opened, Device):
-        reason = f"its open() returned {type(opened).__name__}, must be a deepinfer.hal.Device"
-    elif opened.backend != backend.name:
-        reason = f"its open() returned a device of backend {opened.backend!r} and would run that backend's kernels"
-    else:
-        return opened
-    raise BackendUnavailable(
-        f"backend {backend.name!r} cannot be used", [reason], f"give Device.__init__ the name {backend.name!r}"
-    )
+            fix = fix or error.fix
+    raise BackendUnavailable(f"backend {label!r} has no suitable device", reasons, fix)
 
 
 def _require_driver(backend: Backend, driver: str) -> None:
@@ -151,6 +143,9 @@ def set_backend(spec: str) -> Device:
 def use_backend(spec: str | Device) -> Iterator[Device]:
     """Choose the device inside a `with` block, for this thread (context) only.
 
+    A generator that yields inside the block lends the choice to its caller until it is resumed or closed, as with
+    every context variable: choose outside the generator, or around each step.
+
     Args:
         spec: as for `set_backend`, or an opened device.
 
@@ -162,11 +157,8 @@ def use_backend(spec: str | Device) -> Iterator[Device]:
     True
     """
     chosen = spec if isinstance(spec, Device) else _shared(parse(spec))
-    token = _context.set(chosen)
-    try:
+    with _context.using(chosen):
         yield chosen
-    finally:
-        _context.reset(token)
 
 
 def current_device() -> Device:
@@ -180,11 +172,20 @@ def current_device() -> Device:
         return found
     asked = config.default_backend()
     if asked:
-        return device(asked)
+        return _asked(asked)
     with _lock:
         if _Process.automatic is None:
             _Process.automatic = _choose()
         return _Process.automatic
+
+
+def _asked(spec: str) -> Device:
+    """The device that the environment names; errors say that it was the environment."""
+    try:
+        return _shared(parse(spec, "DEEPINFER_BACKEND"))
+    except BackendUnavailable as error:
+        reason = f"chosen by the environment variable DEEPINFER_BACKEND={spec!r}"
+        raise BackendUnavailable(str(error).partition("\n")[0], [*error.reasons, reason], error.fix) from error
 
 
 def _choose() -> Device:
@@ -195,7 +196,7 @@ def _choose() -> Device:
         if found.backend is None:
             passed.append(f"{name}: {found.error}")
             continue
-        probe = found.backend.probe("")
+        probe = plugin.probe(found.backend)
         if probe.available:
             ranked.append((found.backend.priority, found.backend, probe))
         else:
@@ -214,7 +215,7 @@ def _try_hardware(backend: Backend, passed: list[str]) -> Device | None:
         return None
     try:
         candidate = device(backend.name)
-    except BackendUnavailable as error:
+    except DeepInferError as error:  # a driver that fails to open its context is passed over, with its message
         passed.append(f"{backend.name}: {error}")
         return None
     return None if candidate.props.kind is DriverKind.SIMULATOR else candidate
@@ -232,7 +233,7 @@ def devices() -> list[str]:
         if backend is None:
             continue
         for driver in backend.drivers:
-            probe = backend.probe(driver)
+            probe = plugin.probe(backend, driver)
             label = f"{name}/{driver}" if driver else name
             found += [f"{label}:{index}" for index in range(probe.device_count if probe.available else 0)]
     return found

@@ -104,9 +104,19 @@ class Device(abc.ABC):
         self.dispatch_cache: dict[str, dict[Any, Any]] = {}
         self.bound_calls: dict[str, dict[Any, Any]] = {}
         self.statistics: dict[str, int] = {}
+        self.closed = False
 
     def __repr__(self) -> str:
         return f"<Device {self.spec} {self.props.name!r} arch={self.props.arch} on {self.torch_device}>"
+
+    def __copy__(self) -> Device:
+        return self  # a device is a resource: objects that are copied with it keep using the one that is open
+
+    def __deepcopy__(self, memo: object) -> Device:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[str], Device], tuple[str]]:
+        return _reopened, (self.spec,)  # in another process its name opens the device of that process
 
     @property
     def spec(self) -> str:
@@ -185,6 +195,13 @@ class Device(abc.ABC):
         raise UnsupportedError(f"{self.spec} cannot capture graphs", ["the device lacks the capability GRAPHS"])
 
     def close(self) -> None:
-        """Give back driver resources. Idempotent; the device is unusable afterwards."""
+        """Give back driver resources. Idempotent; ops refuse the device afterwards, its name opens a new one."""
+        self.closed = True
         self.dispatch_cache.clear()
         self.bound_calls.clear()
+
+
+def _reopened(spec: str) -> Device:
+    from deepinfer.hal.current import device  # that module is built on this one
+
+    return device(spec)

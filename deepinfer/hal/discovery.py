@@ -6,6 +6,8 @@ traceback and a `failed` state, never silence; loading happens once per process 
 
 from __future__ import annotations
 
+import difflib
+import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -13,8 +15,9 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from deepinfer.config import logger
-from deepinfer.errors import BackendUnavailable
-from deepinfer.hal.backend import API_VERSION, ARCH_ALIASES, KNOWN, Backend
+from deepinfer.errors import BackendUnavailable, invalid
+from deepinfer.hal import plugin
+from deepinfer.hal.backend import ARCH_ALIASES, KNOWN, Backend
 
 GROUP = "deepinfer.backends"
 
@@ -34,7 +37,7 @@ class BackendState:
         return "loaded" if self.backend else ("failed" if self.distribution else "missing")
 
 
-_lock = threading.RLock()
+lock = threading.RLock()
 _states: dict[str, BackendState] = {}
 _extra: dict[str, Callable[[], Backend]] = {}
 
@@ -46,18 +49,27 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
         name: the backend's name, equal to `Backend.name`.
         factory: called without arguments on first use; what it raises is reported by `deepinfer.device(name)`.
 
+    Raises:
+        InvalidArgument: `name` is no backend name, or `factory` cannot be called.
+
     >>> from deepinfer.hal.null import NullBackend
     >>> register_backend("null", NullBackend)
     >>> unregister_backend("null")
     """
-    with _lock:
+    if not isinstance(name, str) or not plugin.NAME.fullmatch(name):
+        rule = "must be lower case letters, digits and _, starting with a letter"
+        near = re.sub(r"[^a-z0-9_]", "_", str(name).lower())
+        raise invalid("name", name, rule, nearest=repr(near) if plugin.NAME.fullmatch(near) else None)
+    if not callable(factory):
+        raise invalid("factory", factory, "must be callable without arguments and return a deepinfer.hal.Backend")
+    with lock:
         _extra[name] = factory
         _states.pop(name, None)
 
 
 def unregister_backend(name: str) -> None:
     """Undo `register_backend`; unknown names are ignored."""
-    with _lock:
+    with lock:
         _extra.pop(name, None)
         _states.pop(name, None)
 
@@ -66,9 +78,19 @@ def _installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
+def _rivals(name: str) -> list[EntryPoint]:
+    """All entry points called `name` when they disagree: which one an interpreter lists first is no rule."""
+    found = [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    return found if len({entry.value for entry in found}) > 1 else []
+
+
+def _owner(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else entry.value
+
+
 def in_every_process(name: str) -> bool:
     """Whether a new process finds the backend `name` (canonical) too: by its entry point, not registered here."""
-    with _lock:
+    with lock:
         return name not in _extra and name in _installed()
 
 
@@ -92,13 +114,15 @@ def canonical(name: str) -> tuple[str, tuple[str, ...]]:
         backend = state(candidate).backend
         if backend is not None and name in backend.aliases:
             return candidate, arch
-    choices = ", ".join([*names(), *ARCH_ALIASES, *(alias for entry in KNOWN for alias in entry.aliases)])
-    raise BackendUnavailable(f"unknown backend {name!r}", [f"known names are {choices}"])
+    choices = [*names(), *ARCH_ALIASES, *(alias for entry in KNOWN for alias in entry.aliases)]
+    close = difflib.get_close_matches(name[:100], choices, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise BackendUnavailable(f"unknown backend {name[:100]!r}", [f"known names are {', '.join(choices)}{hint}"])
 
 
 def state(name: str) -> BackendState:
     """The state of backend `name` (canonical), loading it on first use."""
-    with _lock:
+    with lock:
         if name not in _states:
             _states[name] = _load(name)
         return _states[name]
@@ -108,12 +132,21 @@ def _load(name: str) -> BackendState:
     if name in _extra:
         return _create(name, _extra[name], "registered in this process")
     entry = _installed().get(name)
+    known = next((k for k in KNOWN if k.name == name), None)
     if entry is None:
-        known = next((k for k in KNOWN if k.name == name), None)
         fix = known.install if known else None
         return BackendState(name, None, f"no installed package provides backend {name!r}", fix)
-    distribution = entry.dist.name if entry.dist else entry.value
-    return _create(name, lambda: _call_entry(entry), distribution)
+    rivals = _rivals(name)
+    if rivals:
+        packages = ", ".join(f"{_owner(rival)} ({rival.value})" for rival in rivals)
+        own = [rival for rival in rivals if known and _owner(rival) == known.distribution]
+        error = f"several packages provide backend {name!r}: {packages}; uninstall all but one"
+        logger.warning("%s%s", error, f"; using that of {known.distribution}" if known and own else "")
+        if not own:
+            return BackendState(name, None, error, None, _owner(entry))
+        entry = own[0]
+    chosen = entry
+    return _create(name, lambda: _call_entry(chosen), _owner(entry))
 
 
 def _call_entry(entry: EntryPoint) -> Backend:
@@ -124,20 +157,11 @@ def _call_entry(entry: EntryPoint) -> Backend:
 def _create(name: str, factory: Callable[[], Backend], distribution: str) -> BackendState:
     try:
         backend = factory()
-        _check(name, backend)
-    except Exception as error:  # a plugin may raise anything; it must not take the host down with it
+        plugin.check(name, backend)
+    except (Exception, SystemExit) as error:  # a plugin may raise anything; it must not take the host down with it
         logger.warning("backend %r of %s failed to load:\n%s", name, distribution, traceback.format_exc())
         return BackendState(name, None, f"{type(error).__name__}: {error}", None, distribution)
     return BackendState(name, backend, None, None, distribution)
-
-
-def _check(name: str, backend: Backend) -> None:
-    if not isinstance(backend, Backend):
-        raise TypeError(f"entry point {name!r} returned {type(backend).__name__}, must be a deepinfer.hal.Backend")
-    if backend.name != name:
-        raise ValueError(f"entry point {name!r} returned a backend called {backend.name!r}, names must agree")
-    if backend.api_version != API_VERSION:
-        raise ValueError(f"backend {name!r} was written for API {backend.api_version}, this core has {API_VERSION}")
 
 
 def load(name: str) -> Backend:

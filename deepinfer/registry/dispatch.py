@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from deepinfer.errors import InvalidArgument, OutOfMemory, UnsupportedError, invalid
+from deepinfer.errors import BackendUnavailable, InvalidArgument, OutOfMemory, UnsupportedError, invalid
 from deepinfer.hal.current import current_device
 from deepinfer.hal.device import Device
+from deepinfer.hal.scoped import Scoped
 from deepinfer.hal.types import Support
-from deepinfer.registry import aliasing, bound, fallback
+from deepinfer.registry import aliasing, ambient, bound, fallback
 from deepinfer.registry.call import Call, Kind, TensorMeta
 from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer.registry.kernels import cache_name, candidates
@@ -28,7 +28,7 @@ from deepinfer.registry.spec import OpSpec
 CACHE_LIMIT = 8192
 FLOAT32_MAX = 3.4028234663852886e38
 _Tensor = torch.Tensor
-_capture: ContextVar[bool] = ContextVar("deepinfer_capture", default=False)
+_capture: Scoped[bool] = Scoped("deepinfer_capture", False)
 
 
 class CapturedCall(BaseException):
@@ -42,11 +42,8 @@ class CapturedCall(BaseException):
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
     """Inside the block every op call raises `CapturedCall` instead of running (this context only)."""
-    token = _capture.set(True)
-    try:
+    with _capture.using(True):
         yield
-    finally:
-        _capture.reset(token)
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,13 @@ class Op:
         if _capture.get():
             raise CapturedCall(self.name, args)
         device = current_device()
+        if ambient.disturbs(device.torch_device):
+            with ambient.plain(device.torch_device):
+                return self(*args, out=out, validate=validate)
         outs, key = self._none if out is None else out, None
         if not validate and (out is not None or not outs):
             key = bound.address_key(args, outs)
-            launch = None if key is None else bound.find(device, cache_name(self.name), key)
+            launch = None if key is None else bound.find(device, cache_name(device, self.name), key)
             if launch is not None:
                 launch(device.current_stream())
                 return outs  # type: ignore[return-value]  # the key holds tensors only
@@ -122,7 +122,7 @@ class Op:
         if launch is None:
             return False
         launch(device.current_stream())
-        bound.remember(device, cache_name(self.name), key, launch)
+        bound.remember(device, cache_name(device, self.name), key, launch)
         return True
 
     def resolve(
@@ -130,7 +130,7 @@ class Op:
     ) -> Resolved:
         """The kernel, plan and output metadata for these arguments (cached)."""
         outs = self._none if out is None else out
-        name = cache_name(self.name)
+        name = cache_name(device, self.name)
         try:
             cache = device.dispatch_cache[name]
         except KeyError:
@@ -149,6 +149,9 @@ class Op:
         return found
 
     def _resolve(self, device: Device, args: tuple[Any, ...], out: tuple[torch.Tensor | None, ...]) -> Resolved:
+        if device.closed:
+            reason = f"it was closed; deepinfer.device({device.spec!r}) opens it anew"
+            raise BackendUnavailable(f"device {device.spec} cannot be used", [reason])
         call = make_call(self.spec, args, out, device.torch_device)
         self.spec.check(call)
         outputs = self.spec.outputs(call)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 
 from deepinfer.config import logger
 from deepinfer.errors import invalid
 from deepinfer.hal.device import Device
+from deepinfer.hal.scoped import Scoped
 
 POLICIES = ("portable", "error")
 _lock = threading.Lock()
 
-policy: ContextVar[str] = ContextVar("deepinfer_fallback", default="portable")
+policy: Scoped[str] = Scoped("deepinfer_fallback", "portable")
 
 
 @contextlib.contextmanager
@@ -39,11 +39,8 @@ def fallback(name: str) -> Iterator[None]:
     """
     if name not in POLICIES:
         raise invalid("fallback", name, f"must be one of {POLICIES}", nearest="'portable'")
-    token = policy.set(name)
-    try:
+    with policy.using(name):
         yield
-    finally:
-        policy.reset(token)
 
 
 def note(device: Device, op: str, reasons: Sequence[str]) -> None:

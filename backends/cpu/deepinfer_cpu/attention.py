@@ -44,8 +44,8 @@ class Rows:
     """Where the results of some query rows go: out [r, d_v], top [r] (largest logit), share [r] (1 / sum)."""
 
     def __init__(self, count: int, d_v: int, cleared: bool = True) -> None:
-        self.out = torch.empty(count, d_v)
-        self.top, self.share = torch.empty(2, count).unbind(0)
+        self.out = torch.empty(count, d_v, dtype=torch.float32)
+        self.top, self.share = torch.empty(2, count, dtype=torch.float32).unbind(0)
         if cleared:
             self.clear(slice(None))
 

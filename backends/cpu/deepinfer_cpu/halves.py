@@ -55,8 +55,8 @@ def rooms() -> tuple[tuple[int, ...], str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "deprecated": a torch without them takes the branch below
             for n, k in PROBES:
-                matrix = torch.fbgemm_pack_gemm_matrix_fp16(torch.randn(n, k, generator=generator))
-                rows = torch.randn(MOST, k, generator=generator)
+                matrix = torch.fbgemm_pack_gemm_matrix_fp16(torch.randn(n, k, generator=generator, dtype=torch.float32))
+                rows = torch.randn(MOST, k, generator=generator, dtype=torch.float32)
                 whole = _multiply(rows, matrix, None)
                 for m in range(1, MOST):
                     good[m] &= torch.equal(_multiply(rows[MOST - m :], matrix, None), whole[MOST - m :])
@@ -104,7 +104,7 @@ def pack(weights: torch.Tensor) -> Halves | None:
         if entry is None:
             return None
         scaled.append(entry)
-    back = torch.tensor([2.0**-shift for _, shift in scaled])
+    back = torch.tensor([2.0**-shift for _, shift in scaled], dtype=torch.float32)
     made: Halves = back.as_subclass(Halves)
     columns = [back[g].expand(table[1], 1).clone() for g in range(len(scaled))]
     made.matrices = tuple(

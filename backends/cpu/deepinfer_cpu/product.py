@@ -25,9 +25,13 @@ PROBES = ((16, 96), (256, 256), (72, 1100))
 def _tile_for(threads: int) -> int:
     """The smallest tile with equal bits at every multiple of it that is tried, for `threads` threads."""
     generator = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(6 * TILES[-1], k, generator=generator), torch.randn(n, k, generator=generator).t())
+    pairs = [(_normal(6 * TILES[-1], k, generator), _normal(n, k, generator).t())
              for n, k in PROBES]
     return next((tile for tile in TILES if all(_alike(a, b, tile) for a, b in pairs)), TILES[-1])
+
+
+def _normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float32)
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor, tile: int) -> bool:

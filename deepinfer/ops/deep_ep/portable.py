@@ -295,7 +295,9 @@ def _slot_rows(call: CombineCall, back: _Return, header: Header) -> Outgoing:
 
     A plane of weights is always there, so that ranks with and without weights understand each other.
     """
-    weights = torch.ones(call.y.shape[0], device=call.y.device) if call.weights is None else call.weights
+    weights = call.weights
+    if weights is None:
+        weights = torch.ones(call.y.shape[0], dtype=torch.float32, device=call.y.device)
     planes = (to_bytes(_one_or_more(call.y)), to_bytes(_one_or_more(weights.unsqueeze(1))))
     if isinstance(back.received, torch.Tensor):
         slots, index = unread.used_slots(back.row_of, back.received)

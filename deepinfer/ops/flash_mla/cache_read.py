@@ -60,7 +60,8 @@ class KvCacheRead(OpSpec):
         cache, slots, layout = args["kv_cache"], args["slots"].long(), LAYOUTS[args["format"]]
         capacity = cache.shape[0] * cache.shape[1]
         if capacity == 0:
-            rows = torch.zeros(slots.shape[0], layout.width or cache.shape[2], device=cache.device)
+            width = layout.width or cache.shape[2]
+            rows = torch.zeros((slots.shape[0], width), dtype=torch.float32, device=cache.device)
         else:
             exists = (slots >= 0) & (slots < capacity)
             rows = read_slots(cache, layout, torch.where(exists, slots, 0)).masked_fill_(~exists[:, None], 0.0)

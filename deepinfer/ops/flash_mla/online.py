@@ -18,9 +18,9 @@ class OnlineSoftmax:
     """Running maximum, sum and weighted values of `groups` x `rows` queries; keys are shared inside a group."""
 
     def __init__(self, groups: int, rows: int, d_v: int, device: torch.device) -> None:
-        self.top = torch.full((groups, rows), -torch.inf, device=device)
-        self.total = torch.zeros((groups, rows), device=device)
-        self.out = torch.zeros((groups, rows, d_v), device=device)
+        self.top = torch.full((groups, rows), -torch.inf, dtype=torch.float32, device=device)
+        self.total = torch.zeros((groups, rows), dtype=torch.float32, device=device)
+        self.out = torch.zeros((groups, rows, d_v), dtype=torch.float32, device=device)
 
     def add(self, logits: torch.Tensor, values: torch.Tensor, seen: torch.Tensor | None) -> None:
         """Take in a block of keys.

@@ -91,8 +91,8 @@ def decode(args: Args, out: Out) -> Tensors:
         return finish(*short, args["attn_sink"], q.dtype, out)
     b, s_q, heads, d = q.shape
     d_v, layout = args["d_v"], LAYOUTS[args["format"]]
-    result = torch.zeros((b, s_q, heads, d_v), device=q.device)
-    lse = torch.full((b, s_q, heads), -torch.inf, device=q.device)
+    result = torch.zeros((b, s_q, heads, d_v), dtype=torch.float32, device=q.device)
+    lse = torch.full((b, s_q, heads), -torch.inf, dtype=torch.float32, device=q.device)
     capacity = table.shape[1] * cache.shape[1]
     lens = args["seq_lens"].long().clamp(0, capacity)
     n_keys = host_max(lens, capacity) if cache.shape[0] else 0

@@ -19,8 +19,8 @@ def prefill(args: Args, out: Out) -> Tensors:
     """flash_mla.prefill: one segment after the other, its query tokens in blocks."""
     q, causal = args["q"], args["causal"]
     total, heads, _ = q.shape
-    result = torch.zeros((total + 1, heads, args["d_v"]), device=q.device)
-    lse = torch.full((total + 1, heads), -torch.inf, device=q.device)
+    result = torch.zeros((total + 1, heads, args["d_v"]), dtype=torch.float32, device=q.device)
+    lse = torch.full((total + 1, heads), -torch.inf, dtype=torch.float32, device=q.device)
     q_start, q_len = cut(args["cu_q"], total)
     k_len, limit = key_lengths(args)
     per_head = args["v"] is not None

@@ -49,8 +49,8 @@ def attend_pools(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [n, h, d] -> out [n, h, d_v], lse [n, h], max logit [n, h], float32."""
     n, heads, d = q.shape
-    result = torch.zeros((n, heads, d_v), device=q.device)
-    lse = torch.full((n, heads), -torch.inf, device=q.device)
+    result = torch.zeros((n, heads, d_v), dtype=torch.float32, device=q.device)
+    lse = torch.full((n, heads), -torch.inf, dtype=torch.float32, device=q.device)
     top = lse.clone()
     step = group_step(heads, max((pool.width for pool in pools), default=0), d)
     for i in range(0, n, step):

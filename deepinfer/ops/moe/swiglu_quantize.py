@@ -85,7 +85,7 @@ class SwigluQuantize(OpSpec):
 
     def _finish(self, args: Args, made: torch.Tensor) -> Tensors:
         if not args["quantize"]:
-            return made, torch.empty((made.shape[0], 0))
+            return made, torch.empty((made.shape[0], 0), dtype=torch.float32)
         block, ue8m0 = FORMS[args["quantize"]]
         return quantize_fp8_blocks(made, block, ue8m0)
 

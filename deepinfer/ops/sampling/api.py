@@ -134,7 +134,7 @@ def log_probs(
     """
     warmth, greedy = _temperature(logits, temperature)
     if greedy:
-        warmth = torch.zeros(logits.shape[:1], device=logits.device)
+        warmth = torch.zeros(logits.shape[:1], dtype=torch.float32, device=logits.device)
     (table,) = _log_probs(
         logits, warmth, top_k, top_p, min_p, bias_ids, bias_values, history, prompt_lens, repetition_penalty,
         frequency_penalty, presence_penalty, banned_ids, mask, row_map, out=None if out is None else (out,),
@@ -228,4 +228,4 @@ def _temperature(logits: Tensor, temperature: Tensor | float | None) -> tuple[Te
         raise invalid("sampling: temperature", temperature, "must be a tensor [n] or a number >= 0", nearest=0.0)
     if temperature == 0 or not isinstance(logits, Tensor) or logits.ndim == 0:
         return None, temperature == 0
-    return torch.full(logits.shape[:1], float(temperature), device=logits.device), False
+    return torch.full(logits.shape[:1], float(temperature), dtype=torch.float32, device=logits.device), False
