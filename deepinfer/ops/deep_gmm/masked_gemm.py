@@ -56,10 +56,10 @@ class MaskedGroupedGemm(OpSpec):
         a, b, a_scale = args["a"], args["b"], args["a_scale"]
         groups, capacity = a.shape[:2]
         starts = torch.arange(groups, device=a.device) * capacity
-        limits = rows.bounds(args["counts"].clamp(0, capacity), starts, groups * capacity)
+        limits = (args["counts"].clamp(0, capacity), starts)
         flat = (a.flatten(0, 1), None if a_scale is None else a_scale.flatten(0, 1), args["a_recipe"])
         weights = (b, args["b_scale"], args["b_recipe"])
-        found = portable.grouped(*flat, *weights, limits, args["out_dtype"]).view(groups, capacity, b.shape[1])
+        found = portable.grouped(*flat, *weights, *limits, args["out_dtype"]).view(groups, capacity, b.shape[1])
         return (grouped.deliver(found, out[0], _valid(args)),)
 
     def cost(self, call: Call) -> Cost:

@@ -52,6 +52,16 @@ def host_bounds(counts: torch.Tensor, starts: torch.Tensor | None, total: int) -
     return found
 
 
+def gapless(spans: list[tuple[int, int, int]], total: int) -> bool:
+    """Whether the spans of `host_bounds` cover [0, total) in order, each row once."""
+    position = 0
+    for _, low, high in spans:
+        if low != position:
+            return False
+        position = high
+    return position == total > 0
+
+
 def owners(counts: torch.Tensor, starts: torch.Tensor | None, total: int) -> torch.Tensor:
     """Number of groups that own each row, int64 [M]."""
     limits = bounds(counts, starts, total)

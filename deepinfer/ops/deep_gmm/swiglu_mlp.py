@@ -82,18 +82,15 @@ class GroupedSwigluMlp(OpSpec):
 
     def portable(self, args: Args, out: tuple[torch.Tensor | None, ...]) -> Tensors:
         x, middle = args["x"], operand.natural_dtype(args["x"].dtype, args["x_recipe"])
-        limits = rows.bounds(args["counts"], args["starts"], x.shape[0])
+        limits = (args["counts"], args["starts"])
         first = (args["w13"], args["w13_scale"], args["w13_recipe"])
-        h = portable.grouped(x, args["x_scale"], args["x_recipe"], *first, limits, middle)
+        h = portable.grouped(x, args["x_scale"], args["x_recipe"], *first, *limits, middle)
         weights = args["route_weights"]
         a = activate(h.float(), args["limit"], None if weights is None else weights.float())
         recipe = QUANTIZE[args["quantize"]]
         data, scale = quantize_act(a, recipe) if args["quantize"] else (a.to(middle), None)
         second = (args["w2"], args["w2_scale"], args["w2_recipe"])
-        y = portable.grouped(data, scale, recipe, *second, limits, args["out_dtype"])
-        if out[0] is None:
-            return (y,)
-        return (grouped.deliver(y, out[0], rows.owners(args["counts"], args["starts"], x.shape[0]) > 0),)
+        return (portable.grouped(data, scale, recipe, *second, *limits, args["out_dtype"], out[0]),)
 
     def cost(self, call: Call) -> Cost:
         x, w13, w2 = call["x"], call["w13"], call["w2"]

@@ -64,8 +64,8 @@ def test_groups_and_tiles_give_the_same_products() -> None:
             continue
         operands = [args[name] for name in ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe")]
         total = args["a"].shape[0]
-        limits = rows.bounds(args["counts"], args["starts"], total)
-        ways = [way(*operands, limits, torch.float32) for way in (portable.by_group, portable.by_tile)]
+        limits = (args["counts"], args["starts"])
+        ways = [way(*operands, *limits, torch.float32) for way in (portable.by_group, portable.by_tile)]
         owned = rows.owners(args["counts"], args["starts"], total)
         picked = [made[owned == 1] for made in ways]
         torch.testing.assert_close(*picked, rtol=1e-4, atol=1e-4, equal_nan=True, msg=case.id)
@@ -78,8 +78,7 @@ def test_tiles_are_cut_without_reading_a_value() -> None:
     """A fake tensor has no data: any read of counts, and any shape that depends on them, raises."""
     with FakeTensorMode():
         a, b = torch.empty(40, 64), torch.empty(4, 16, 64)
-        limits = rows.bounds(torch.empty(4, dtype=torch.int32), None, 40)
-        made = portable.by_tile(a, None, PLAIN, b, None, PLAIN, limits, torch.float32)
+        made = portable.by_tile(a, None, PLAIN, b, None, PLAIN, torch.empty(4, dtype=torch.int32), None, torch.float32)
         assert made.shape == (40, 16)
         spec = get_spec("deep_gmm.group_rows")
         args = {"ids": torch.empty(9, dtype=torch.int32), "groups": 4, "alignment": 8}
