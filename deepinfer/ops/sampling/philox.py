@@ -12,6 +12,8 @@ Invariant: 32-bit words live in int64 tensors with the upper half zero; products
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 PURPOSES = {"target": 0, "accept": 1, "residual": 2, "draft": 3}
@@ -42,6 +44,22 @@ def unit(words: torch.Tensor) -> torch.Tensor:
     return words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
 
+class Source(Protocol):
+    """Where `sample` gets its noise: `Stream`, or the same numbers made in another way."""
+
+    def __init__(
+        self, seeds: torch.Tensor, sample_index: torch.Tensor | None, positions: torch.Tensor | None
+    ) -> None: ...
+
+    def noise(self, tokens: torch.Tensor, purpose: str) -> torch.Tensor:
+        """Gumbel noise of token ids [n, c] at the rows' positions, float32."""
+        ...
+
+    def all_noise(self, vocab: int, purpose: str) -> torch.Tensor:
+        """Gumbel noise of every token id, float32 [n, vocab]; not to be written to."""
+        ...
+
+
 class Stream:
     """The random numbers of a batch of rows, one key per row."""
 
@@ -67,6 +85,14 @@ class Stream:
         """Random words of every token id, int64 [n, vocab] (four share a block); purpose: a name, or numbers [n]."""
         blocks = torch.arange(-(-vocab // 4), device=self.position.device)[None]
         return torch.stack(self._blocks(blocks, purpose), -1).flatten(1)[:, :vocab]
+
+    def noise(self, tokens: torch.Tensor, purpose: str) -> torch.Tensor:
+        """Gumbel noise of token ids [n, c] at the rows' positions, float32."""
+        return gumbel(self.words(tokens, purpose))
+
+    def all_noise(self, vocab: int, purpose: str) -> torch.Tensor:
+        """Gumbel noise of every token id, float32 [n, vocab]."""
+        return gumbel(self.all_words(vocab, purpose))
 
     def _blocks(self, block: torch.Tensor, purpose: str | torch.Tensor) -> Words:
         number = torch.full_like(self.position, PURPOSES[purpose]) if isinstance(purpose, str) else purpose

@@ -12,7 +12,7 @@ from deepinfer.errors import invalid
 from deepinfer.ops.sampling import contract, sample_cases
 from deepinfer.ops.sampling.adjust import adjusted
 from deepinfer.ops.sampling.distribution import Candidates, Kept, Scaled, all_candidates, cut, scale
-from deepinfer.ops.sampling.philox import PURPOSES, Stream, gumbel
+from deepinfer.ops.sampling.philox import PURPOSES, Source, Stream
 from deepinfer.registry import EXACT, Call, Case, Cost, ErrorCase, Kind, OpSpec, Param, TensorMeta, Tolerance, register
 from deepinfer.registry.spec import Args, Tensors
 
@@ -86,7 +86,7 @@ class Sample(OpSpec):
         return [(sample_cases.rows_of(args, picked), (picked,) * 3)]
 
 
-def draw(args: Args, candidates: Candidates, source: type[Stream] = Stream) -> Tensors:
+def draw(args: Args, candidates: Candidates, source: type[Source] = Stream) -> Tensors:
     """ids, valid, log-probabilities in torch; reads nothing on the host unless `candidates` or `source` does."""
     logits = args["logits"]
     if logits.shape[1] == 0:
@@ -111,15 +111,15 @@ def draw(args: Args, candidates: Candidates, source: type[Stream] = Stream) -> T
 
 
 def _draw_kept(
-    args: Args, scaled: Scaled, kept: Kept, source: type[Stream]
+    args: Args, scaled: Scaled, kept: Kept, source: type[Source]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     stream = source(args["seeds"], args["sample_index"], args["positions"])
     vocab = scaled.x.shape[1]
     if kept.ids is None:
-        score = gumbel(stream.all_words(vocab, args["purpose"])).add_(kept.log)
+        score = kept.log + stream.all_noise(vocab, args["purpose"])
         column = ids = _largest(score)[:, None]
     else:
-        score = kept.log + gumbel(stream.words(kept.ids, args["purpose"]))
+        score = kept.log + stream.noise(kept.ids, args["purpose"])
         # Candidates stand in order of probability; equal scores must still go to the lower id.
         ids = torch.where(score == score.amax(1, keepdim=True), kept.ids, vocab).amin(1, keepdim=True)
         column = (kept.ids == ids).int().argmax(1, keepdim=True)

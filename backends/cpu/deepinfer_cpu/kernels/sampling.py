@@ -8,14 +8,19 @@ The arithmetic is the portable tier's (`deepinfer.ops.sampling`); this kernel de
 
 A full sort of 8 x 129280 logits costs about as much as a small model's step; the FEW largest of a trained model's
 distribution nearly always hold the asked-for mass, and where they do not, everything is sorted.
+
+Rows that are drawn from the whole softmax need none of that; for small vocabularies the array calls are what they cost,
+so `plain` makes as few as it can.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 from deepinfer.hal.device import Stream
@@ -28,6 +33,11 @@ from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer_cpu.philox import HostStream
 
 FEW, MANY = 1024, 8192
+LITTLE_ENDIAN = sys.byteorder == "little"
+FILTERS = (
+    "top_k", "top_p", "min_p", "bias_ids", "bias_values", "history", "prompt_lens", "repetition", "frequency",
+    "presence", "banned_ids", "mask", "row_map",
+)
 Args = dict[str, Any]
 
 
@@ -56,6 +66,44 @@ def without_identities(args: Args) -> Args:
         if not bool(named.any()):
             found["mask"] = found["row_map"] = None
     return found
+
+
+def filtered(args: Args) -> bool:
+    """Whether anything but the temperature changes the softmax."""
+    return any(args[name] is not None for name in FILTERS)
+
+
+def plain(args: Args) -> tuple[torch.Tensor, ...] | None:
+    """`draw` without filters, with the same bits; None where a row is greedy or not valid, or there is none."""
+    logits = args["logits"]
+    if args["greedy"] or not logits.numel():
+        return None
+    x = (logits if logits.dtype is torch.float32 else logits.float()).detach().numpy()
+    with np.errstate(all="ignore"):
+        top = np.maximum.reduce(x, 1, keepdims=True)
+        if not all(map(math.isfinite, top.ravel().tolist())):
+            return None
+        log = x - top
+        if args["temperature"] is not None:
+            warmth = args["temperature"].detach().float()
+            if not all(0 < number < math.inf for number in warmth.tolist()):
+                return None
+            np.divide(log, warmth.numpy()[:, None], log)
+    stream = HostStream(args["seeds"], args["sample_index"], args["positions"])
+    ids = torch.from_numpy((log + stream.all_noise(log.shape[1], args["purpose"]).numpy()).argmax(1))
+    valid = torch.ones(log.shape[:1], dtype=torch.bool)
+    return ids, valid, chosen(args, torch.from_numpy(log), ids)
+
+
+def chosen(args: Args, log: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [n] of `ids` for weights `log` [n, V], as `draw` gives them."""
+    if args["logprobs"] == "raw":
+        wide: torch.Tensor = args["logits"].float()
+        return (wide.gather(1, ids[:, None]) - wide.logsumexp(1, keepdim=True))[:, 0]
+    if args["logprobs"] == "processed":
+        total = log.exp().sum(1, keepdim=True, dtype=torch.float64).log()
+        return (log.gather(1, ids[:, None]) - total).float()[:, 0]
+    return torch.full(ids.shape, torch.nan, dtype=torch.float32)
 
 
 def enough(args: Args) -> Candidates:
@@ -126,11 +174,12 @@ class _Sampling(Kernel):
     sources = ("kernels/sampling.py", "philox.py")
 
     def __init__(self) -> None:
+        self._none = (None,) * len(get_spec(str(self.op)).returns)
         self._names = tuple(param.name for param in get_spec(str(self.op)).params)
 
     @abc.abstractmethod
     def results(self, args: Args) -> tuple[torch.Tensor, ...]:
-        """The op's outputs for arguments whose identity filters were dropped."""
+        """The op's outputs."""
 
     def run(
         self,
@@ -140,7 +189,9 @@ class _Sampling(Kernel):
         out: tuple[torch.Tensor | None, ...],
         workspace: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
-        found = self.results(without_identities(dict(zip(self._names, args, strict=True))))
+        found = self.results(dict(zip(self._names, args, strict=True)))
+        if out == self._none:
+            return found
         return tuple(new if old is None else old.copy_(new) for new, old in zip(found, out, strict=True))
 
 
@@ -151,10 +202,15 @@ class SampleKernel(_Sampling):
     name = "bounded_sort"
 
     def results(self, args: Args) -> tuple[torch.Tensor, ...]:
+        if filtered(args):
+            args = without_identities(args)
+        found = plain(args) if LITTLE_ENDIAN and not filtered(args) else None
+        if found is not None:
+            return found
         temperature = args["temperature"]
         if temperature is not None and not bool((temperature.float() > 0).any()):
             args = {**args, "greedy": True}
-        return draw(args, enough(args), HostStream if sys.byteorder == "little" else philox.Stream)
+        return draw(args, enough(args), HostStream if LITTLE_ENDIAN else philox.Stream)
 
 
 class LogProbsKernel(_Sampling):
@@ -164,6 +220,7 @@ class LogProbsKernel(_Sampling):
     name = "bounded_sort"
 
     def results(self, args: Args) -> tuple[torch.Tensor, ...]:
+        args = without_identities(args)
         return (tabulate(args, enough(args)),)
 
 
