@@ -68,11 +68,12 @@ class TextStream:
     def _extend(self, piece: str, check_stops: bool) -> str | None:
         if not piece:
             return None
-        start = max(len(self.text) - self._longest + 1, 0)
+        old = len(self.text)
         self.text += piece
         if not self._stops or not check_stops:
             return None
-        hits = [(self.text.find(stop, start), stop) for stop in self._stops]
+        # A stop string counts where it ends: one that ended while stops were not checked is text like any other.
+        hits = [(self.text.find(stop, max(old - len(stop) + 1, 0)), stop) for stop in self._stops]
         hits = [(at, stop) for at, stop in hits if at >= 0]
         if not hits:
             return None

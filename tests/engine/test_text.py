@@ -68,14 +68,41 @@ def check_stops(tokenizer, text: str, stops: list[str], keep: bool) -> None:
         assert whole == (text[:end] if keep else text[: end - len(stop)])
 
 
+def check_minimum(tokenizer, text: str, stops: list[str], keep: bool, least: int) -> None:
+    """Stops are looked for from token number `least`: one that ended before is text, one that ends later counts even
+    where it began before. What was streamed is what is kept."""
+    tokens = tokenizer.encode(text, special=False)
+    stream = TextStream(tokenizer, True, stops, keep)
+    streamed, wanted, settled = "", None, ""
+    for count, token in enumerate(tokens, 1):
+        before, settled = settled, tokenizer.decode(tokens[:count]).rstrip(REPLACEMENT)
+        ends = [(end, stop) for stop in stops for end in range(len(before) + 1, len(settled) + 1)
+                if settled[:end].endswith(stop)]
+        found = stream.push([token], count >= least)
+        streamed += stream.take(found is not None)
+        if count >= least and ends:
+            starts = [(end - len(stop), -len(stop), end) for end, stop in ends]
+            at, _, end = min(starts)
+            wanted = settled[: end if keep else at]
+            assert found is not None
+            break
+        assert found is None
+    if wanted is None:
+        stream.finish(len(tokens) >= least)
+        streamed += stream.take(True)
+        wanted = text
+    assert stream.text == streamed == wanted
+
+
 any_text = st.text(st.characters(codec="utf-8"), max_size=60)
 few = st.text("ab\u20ac\U0001f600", max_size=30)
 stop_lists = st.lists(st.text("ab\u20ac", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(st.integers(0, 258), max_size=80), any_text, few, stop_lists, st.booleans())
-def test_pieces(tokenizer, tokens, text, short, stops, keep) -> None:
+@given(st.lists(st.integers(0, 258), max_size=80), any_text, few, stop_lists, st.booleans(), st.integers(0, 40))
+def test_pieces(tokenizer, tokens, text, short, stops, keep, least) -> None:
+    check_minimum(tokenizer, short, stops, keep, least)
     check_bytes(tokenizer, tokens)
     check_text(tokenizer, text)
     check_stops(tokenizer, short, stops, keep)
@@ -83,8 +110,9 @@ def test_pieces(tokenizer, tokens, text, short, stops, keep) -> None:
 
 @pytest.mark.long
 @settings(max_examples=2000, deadline=None)
-@given(st.lists(st.integers(0, 258), max_size=200), any_text, few, stop_lists, st.booleans())
-def test_pieces_long(tokenizer, tokens, text, short, stops, keep) -> None:
+@given(st.lists(st.integers(0, 258), max_size=200), any_text, few, stop_lists, st.booleans(), st.integers(0, 60))
+def test_pieces_long(tokenizer, tokens, text, short, stops, keep, least) -> None:
+    check_minimum(tokenizer, short, stops, keep, least)
     check_bytes(tokenizer, tokens)
     check_text(tokenizer, text)
     check_stops(tokenizer, short, stops, keep)
@@ -98,6 +126,18 @@ def test_a_stop_string_ends_inside_a_token() -> None:
     stream = TextStream(Words(), True, ["STOP"])
     assert pieces(stream, [0, 1, 2]) == ["ab", "c", ""]
     assert stream.text == "abc"
+
+
+def test_a_stop_string_that_ended_before_min_tokens_is_text(checkpoints) -> None:
+    with LLM(checkpoints("shipped"), "cpu", num_blocks=16) as llm:
+        free = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        text = llm.generate(["import "], free, use_tqdm=False)[0].outputs[0].text
+        stops = [text[1], "\x00" * 40]
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, stop=stops, min_tokens=4)
+        (result,) = llm.generate(["import "], params, use_tqdm=False)
+        pieces = list(llm.generate_stream(["import "], params))
+    end = text.find(text[1], 3)
+    assert result.outputs[0].text == "".join(piece.text for piece in pieces) == (text if end < 0 else text[:end])
 
 
 # -- parameters ------------------------------------------------------------------------------------------------------
