@@ -13,6 +13,7 @@ import torch
 from deepinfer.hal.device import Device, Stream
 from deepinfer.hal.types import DeviceProps, Support
 from deepinfer.ops.deep_gmm.operand import PLAIN, shape_of, widen
+from deepinfer.ops.deep_gmm.portable import COPIED, weights_of
 from deepinfer.ops.deep_gmm.rows import host_bounds
 from deepinfer.registry.call import Call
 from deepinfer.registry.kernel import Kernel, Plan
@@ -68,7 +69,7 @@ class CpuGemm(_Float32Product):
             result = torch.empty((a.shape[0], b.shape[0]), dtype=dtype) if out[0] is None else out[0]
             weights = Weights(b[None], None if b_scale is None else b_scale[None], b_recipe, None)
             return (matmul.loop(a, a_scale, a_recipe, weights, [(0, 0, a.shape[0])], result, c, bias),)
-        made = product(widen(a, a_scale, a_recipe), widen(b, b_scale, b_recipe).t())
+        made = product(widen(a, a_scale, a_recipe), weights_of(b, b_scale, b_recipe, COPIED).t())
         made = matmul.added(made, c, bias)
         return (made.to(dtype) if out[0] is None else out[0].copy_(made),)
 
@@ -128,7 +129,8 @@ class CpuMaskedGemm(_Float32Product):
     ) -> tuple[torch.Tensor, ...]:
         a, a_scale, a_recipe, b, b_scale, b_recipe, packed, _, counts, dtype = args
         groups, capacity = a.shape[:2]
-        weights, listed = Weights(b, b_scale, b_recipe, packed), counts.tolist()
+        listed = counts.tolist()
+        weights = Weights(b, b_scale, b_recipe, packed).widened(sum(count > 0 for count in listed))
         dense = weights.dense()
         if dense is not None and groups and min(listed) >= capacity and matmul.small(groups * capacity, a.shape[2]):
             made = products(widen(a, a_scale, a_recipe), dense.transpose(1, 2))
