@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+LONGEST = 300  # characters of a value that a message shows
+
 
 class DeepInferError(Exception):
     """Base class of all errors raised on purpose by DeepInfer."""
@@ -83,4 +85,13 @@ def invalid(arg: str, value: object, rule: str, nearest: object | None = None) -
     `rule` is a clause that follows the value; `nearest` is the closest legal value, when one exists.
     """
     hint = "" if nearest is None else f"; nearest legal value: {nearest}"
-    return InvalidArgument(f"{arg}: got {value!r}, {rule}{hint}")
+    return InvalidArgument(f"{arg}: got {_shown(value)}, {rule}{hint}")
+
+
+def _shown(value: object) -> str:
+    """`repr`, cut where it would bury the rule; values of other libraries may not even have one."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"a {type(value).__name__} (its repr raised {type(error).__name__})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"

@@ -38,7 +38,7 @@ def address_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tupl
             if o.__class__ is not _Tensor:
                 return None
             parts += (o.data_ptr(), o.shape, o.stride(), o.dtype, o.device, o.is_neg())  # type: ignore[union-attr]
-    except (RuntimeError, TypeError):  # a layout without strides or address, `out` no tuple; validation words it
+    except (RuntimeError, TypeError, ValueError):  # no strides or address, `out` no tuple; validation words it
         return None
     return tuple(parts)
 

@@ -19,7 +19,7 @@ from deepinfer.hal.current import current_device
 from deepinfer.hal.device import Device
 from deepinfer.hal.scoped import Scoped
 from deepinfer.hal.types import Support
-from deepinfer.registry import aliasing, ambient, bound, fallback
+from deepinfer.registry import aliasing, ambient, bound, fallback, tracing
 from deepinfer.registry.call import Call, Kind, TensorMeta
 from deepinfer.registry.kernel import Kernel, Plan
 from deepinfer.registry.kernels import cache_name, candidates
@@ -67,8 +67,10 @@ class Op:
     def __init__(self, spec: OpSpec) -> None:
         self.spec = spec
         self.name = spec.name
+        self.torch_name = spec.name.replace(".", "_")
         self._none = (None,) * len(spec.returns)
         self._in_place = any(param.mutated for param in spec.params)
+        self._written = (*(param.name for param in spec.params if param.mutated), "out")
 
     def __call__(
         self, *args: Any, out: tuple[torch.Tensor | None, ...] | None = None, validate: bool = False
@@ -80,6 +82,8 @@ class Op:
             UnsupportedError: no kernel takes the call and the fallback policy is "error".
             OutOfMemory: the device cannot hold the results or the workspace.
         """
+        if tracing.active():
+            return tracing.call(self.torch_name, args, out)
         if _capture.get():
             raise CapturedCall(self.name, args)
         device = current_device()
@@ -110,6 +114,9 @@ class Op:
         except (RuntimeError, MemoryError) as error:
             if out_of_memory(error):
                 raise OutOfMemory(f"{self.name}: {entry.kernel.name} on {device.spec}: {error}") from error
+            if "inference tensor" in str(error):
+                rule = "a tensor to write was made in torch.inference_mode() and can only be written there; .clone() it"
+                raise InvalidArgument(f"{self.name}: {', '.join(self._written)}: {rule}") from error
             raise
 
     def _bind(
@@ -138,7 +145,7 @@ class Op:
         try:
             key = dispatch_key(args, outs)
             found = cache.get(key)
-        except (TypeError, AttributeError, RuntimeError):  # unhashable, no tensor, no storage: let validation word it
+        except (TypeError, AttributeError, RuntimeError, ValueError):  # no tensor, no memory: let validation word it
             key, found = None, None
         if found is None:
             found = self._resolve(device, args, outs)
@@ -186,14 +193,14 @@ def dispatch_key(args: Sequence[Any], out: Sequence[torch.Tensor | None]) -> tup
     parts: list[Any] = []
     for a in args:
         if isinstance(a, _Tensor):
-            parts += (a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15, a.is_neg())
+            parts += (a.__class__, a.shape, a.dtype, a.stride(), a.device, a.data_ptr() & 15, a.is_neg())
         else:
             parts += (a.__class__, a)
     for o in out:
         if o is None:
             parts.append(None)
         else:
-            parts += (o.shape, o.dtype, o.stride(), o.device, o.data_ptr() & 15, o.is_neg())
+            parts += (o.__class__, o.shape, o.dtype, o.stride(), o.device, o.data_ptr() & 15, o.is_neg())
     return tuple(parts)
 
 
@@ -217,20 +224,20 @@ def _run(
 
 
 def make_call(
-    spec: OpSpec, args: Sequence[Any], out: Sequence[torch.Tensor | None], device: torch.device
+    spec: OpSpec, args: Sequence[Any], out: Sequence[torch.Tensor | None], device: torch.device, fake: bool = False
 ) -> Call:
-    """Build the `Call`, checking each argument's type and device."""
+    """Build the `Call`, checking each argument's type and device; `fake` takes tensors without memory too."""
     if len(args) != len(spec.params):
         raise InvalidArgument(f"{spec.name}: got {len(args)} arguments, must be {len(spec.params)}")
     values: dict[str, Any] = {}
     for param, value in zip(spec.params, args, strict=True):
-        values[param.name] = _meta(spec.name, param.name, param.kind, value, device)
+        values[param.name] = _meta(spec.name, param.name, param.kind, value, device, fake)
     if not isinstance(out, tuple | list) or len(out) != len(spec.returns):
         shown = f"{len(out)} entries" if isinstance(out, tuple | list) else type(out).__name__
         rule = f"must be a tuple of {len(spec.returns)} tensors ({', '.join(spec.returns)})"
         raise invalid(f"{spec.name}: out", shown, rule)
     metas = tuple(
-        _meta(spec.name, f"out[{name}]", Kind.TENSOR, tensor, device)
+        _meta(spec.name, f"out[{name}]", Kind.TENSOR, tensor, device, fake)
         for name, tensor in zip(spec.returns, out, strict=True)
         if tensor is not None
     )
@@ -247,12 +254,14 @@ _PLAIN: dict[Kind, tuple[type, ...]] = {
 }
 
 
-def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> Any:
+def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device, fake: bool) -> Any:
     if kind.is_tensor:
         if value is None and kind is Kind.OPT_TENSOR:
             return None
         if not isinstance(value, torch.Tensor):
             raise invalid(f"{op}: {name}", value, "must be a torch.Tensor")
+        if torch.nn.parameter.is_lazy(value):
+            raise invalid(f"{op}: {name}", f"an {type(value).__name__}", "must have a shape; run its module first")
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise invalid(f"{op}: {name}", _kind_of(value), "must be a dense tensor; pass .to_dense()")
         if value.is_neg():  # kernels read memory, where the sign is not yet changed
@@ -261,6 +270,9 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
             raise invalid(
                 f"{op}: {name}", str(value.device), "must lie on the current device's memory", nearest=str(device)
             )
+        if not fake and not _has_memory(value):
+            rule = "must have memory of its own; call the op on plain tensors, outside torch.func transforms"
+            raise invalid(f"{op}: {name}", f"a {type(value).__name__} of a tracer, transform or subclass", rule)
         return TensorMeta.of(value)
     allowed = _PLAIN[kind]
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -269,6 +281,18 @@ def _meta(op: str, name: str, kind: Kind, value: Any, device: torch.device) -> A
     for number in tuple(value) if isinstance(value, tuple) else (value,):
         _check_number(f"{op}: {name}", number, whole=kind is Kind.INTS)
     return value
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """False for what kernels cannot read: FakeTensor and other classes that run torch code of their own, and the
+    wrappers of vmap and grad."""
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _check_number(name: str, value: Any, whole: bool) -> None:

@@ -1,7 +1,8 @@
 """torch.library registration of every op, so that torch.compile and torch.export see them.
 
 `torch.ops.deepinfer.<family>_<op>(device, *canonical args)` runs the op on the DeepInfer device named by `device`, a
-constant captured at trace time (several backends share torch's "cpu"). Eager calls of the public functions bypass it.
+constant captured at trace time (several backends share torch's "cpu"). Eager calls of the public functions bypass it;
+under a tracer they become it (`deepinfer.registry.tracing`).
 Invariant: schema and fake implementation are derived from the OpSpec; nothing is stated twice.
 """
 
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
-from deepinfer.hal.current import current_device, use_backend
 from deepinfer.hal.current import device as open_device
+from deepinfer.hal.current import use_backend
+from deepinfer.registry import tracing
 from deepinfer.registry.call import Kind
 from deepinfer.registry.dispatch import Op, make_call
 from deepinfer.registry.spec import OpSpec
@@ -58,7 +60,7 @@ def _implementation(spec: OpSpec) -> Any:
 def _fake(spec: OpSpec) -> Any:
     def fake(device: str, *args: Any) -> Any:
         target = open_device(device)
-        call = make_call(spec, _tuples(spec, args), (None,) * len(spec.returns), target.torch_device)
+        call = make_call(spec, _tuples(spec, args), (None,) * len(spec.returns), target.torch_device, fake=True)
         spec.check(call)
         return _as_result(
             tuple(torch.empty(meta.shape, dtype=meta.dtype, device=meta.device) for meta in spec.outputs(call))
@@ -94,6 +96,6 @@ def register_all() -> list[str]:
 
 def call(op: str, *args: Any) -> Any:
     """The torch.library form of op `op` on the device that is current now (usable under torch.compile)."""
-    register_all()
-    target = getattr(getattr(torch.ops, NAMESPACE), op_name(get_spec(op)))
-    return target(current_device().spec, *args)
+    if not torch.compiler.is_compiling():
+        get_spec(op)  # names the ops there are
+    return _as_result(tracing.call(op.replace(".", "_"), args, None))
