@@ -104,7 +104,7 @@ def cut(scaled: Scaled, args: Args, candidates: int | torch.Tensor | None) -> Ke
         ids = ordered(scaled.x, candidates) if isinstance(candidates, int) else candidates
         total = scaled.log.exp().sum(1, dtype=torch.float64)
         log = log.gather(1, ids)
-        log = _top_p(log, *_top_k(log, args["top_k"], total), args["top_p"])
+        log = _top_p(log, *_top_k(log, args["top_k"], total, scaled.log.shape[1]), args["top_p"])
     if args["min_p"] is not None:
         floor = torch.where(args["min_p"] > 0, args["min_p"].float(), 0.0).clamp(max=1.0)[:, None]
         log = log.masked_fill(log.exp() < floor, -torch.inf)
@@ -112,15 +112,18 @@ def cut(scaled: Scaled, args: Args, candidates: int | torch.Tensor | None) -> Ke
 
 
 def _top_k(
-    log: torch.Tensor, top_k: torch.Tensor | None, total: torch.Tensor
+    log: torch.Tensor, top_k: torch.Tensor | None, total: torch.Tensor, vocab: int
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """(which columns of the sorted candidates stay, mass of what stays)."""
+    """(which columns of the sorted candidates stay, mass of what stays).
+
+    A k of the vocabulary's size or more keeps the total, candidates that were not looked at included.
+    """
     if top_k is None:
         return None, total
     limit = torch.where(top_k > 0, top_k.long(), 1 << 62)[:, None]
     kept = torch.arange(log.shape[1], device=log.device)[None] < limit
     mass = torch.where(kept, log.exp(), 0.0).sum(1, dtype=torch.float64)
-    return kept, torch.where(top_k > 0, mass, total)
+    return kept, torch.where((top_k > 0) & (top_k < vocab), mass, total)
 
 
 def _top_p(

@@ -98,6 +98,9 @@ def logits_cases(op: str, extra: Callable[[int, torch.Generator], dict[str, Any]
             refs = ("C56",) if edge == "nan-row" else ("C54",) if edge == "ties" else ()
             make = partial(_make, 6, 70, stage, edge, extra)
             yield Case(op, params, make, frozenset({"quick", "edge"}), seed=len(edge), refs=refs)
+    for most in (False, True):
+        params = {"n": 4, "V": 2200, "stage": "top-p of most" if most else "top-p of all"}
+        yield Case(op, params, partial(_many, most, extra), frozenset({"quick", "edge"}), seed=5)
     for n, v in ((0, 17), (3, 0)):
         make = partial(_make, n, v, "plain", "", extra)
         yield Case(op, {"n": n, "V": v, "stage": "plain"}, make, frozenset({"quick", "edge"}))
@@ -113,6 +116,15 @@ def _make(
     made["logits"] = torch.randn((n, v), generator=g) * 3
     made |= extra(n, g)
     return _edge(made, edge) if edge else made
+
+
+def _many(
+    most: bool, extra: Callable[[int, torch.Generator], dict[str, Any]], g: torch.Generator
+) -> dict[str, Any]:
+    """top-p after a top-k of most of the vocabulary, or of all and more; half of the tokens hold the mass asked for."""
+    top_k = _whole(4, (1500, 2199, 1025, 0) if most else (2200, 3, 2205, BIG))
+    cut = {"top_k": top_k, "top_p": _uniform(4, (0.7, 0.6)), "temperature": _uniform(4, (3.0,))}
+    return _make(4, 2200, "plain", "", extra, g) | cut
 
 
 def _edge(made: dict[str, Any], edge: str) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def _count(args: Args, scaled: Scaled) -> int | None:
         if vocab <= 2 * few:
             break
         held = scaled.log.topk(few, 1).values.exp().sum(1, dtype=torch.float64)
-        if not bool(((limit > few) & ~(held > mass)).any()):
+        # A smaller k than the vocabulary cuts at a share of its own k tokens' mass: all of them must be seen.
+        if not bool(((limit > few) & ((limit < vocab) | ~(held > mass))).any()):
             return min(largest, few)
     return largest
 
