@@ -19,15 +19,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepinfer_cpu.ep import shared
+from deepinfer_cpu.ep import rendezvous, shared
+from deepinfer_cpu.ep import slab as shared_slab
 
 import deepinfer
 from deepinfer.errors import DeepInferError
 from deepinfer.ops.deep_ep import ExpertBuffer
 from deepinfer.ops.deep_ep.cases import ep_cases
+from deepinfer.ops.deep_ep.transport import Deadline
 
 SHAPE = {"max_tokens": 4, "hidden": 8, "num_experts": 12, "top_k": 2, "dtype": torch.float32}
 FOLDER: list[Path] = []
+DIRECTORY = shared_slab.directory
 X, IDS = torch.ones(2, 8), torch.zeros(2, 2, dtype=torch.int64)
 
 
@@ -163,6 +166,34 @@ def absent(rank: int, size: int) -> dict:
     return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.5))
 
 
+def stopped(rank: int, size: int) -> dict:
+    """The last rank stands still between the barrier and the exchange of names, until the others have given up."""
+    if rank == size - 1:
+        gather = rendezvous._gather
+        rendezvous._gather = lambda *args: time.sleep(3.0) or gather(*args[:3], Deadline(30.0))
+    return attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.5))
+
+
+def late(rank: int, size: int) -> dict:
+    """The last rank knows the names, and stands still before it maps the memory, until the others have given up."""
+    gather = rendezvous._gather
+    if rank == size - 1:
+        rendezvous._gather = lambda *args: (gather(*args), time.sleep(3.0))[0]
+    seen = attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=0.5))
+    rendezvous._gather = gather
+    dist.barrier()
+    return seen
+
+
+def no_files(rank: int, size: int) -> dict:
+    """The last rank cannot make its file; all are told why."""
+    if rank == size - 1:
+        shared_slab.directory = lambda: Path("/nowhere")
+    seen = attempt(lambda: ExpertBuffer(dist.group.WORLD, **SHAPE, timeout=60.0))
+    shared_slab.directory = DIRECTORY
+    return seen
+
+
 def stress(rank: int, size: int) -> dict:
     """Many rounds of random sizes and pauses; every row is checked at its exact place, and comes back whole."""
     tokens, hidden, lanes, bad = 700, 512, 3, []
@@ -190,6 +221,7 @@ SCENARIOS = {
     "killed": (killed,),
     "killed_early": (killed_early,),
     "absent": (absent,),
+    "stopped": (no_files, late, stopped),
 }
 
 

@@ -14,7 +14,7 @@ from deepinfer_cpu.ep.slab import reclaim
 
 RANK = Path(__file__).with_name("rank_process.py")
 LIMIT_SECONDS = 120
-JOBS = ("works:4", "killed:3", "killed_early:2", "absent:2")
+JOBS = ("works:4", "killed:3", "killed_early:2", "absent:2", "stopped:3")
 
 
 def start(arguments: list[str]) -> subprocess.Popen:
@@ -141,6 +141,26 @@ def test_a_rank_that_never_comes(forked):
     assert seen["error"] == "CommTimeout"
     assert seen["missing"] == [1]
     assert seen["seconds"] < 20.0
+
+
+def test_a_rank_that_stands_still_while_ranks_meet(forked):
+    """The group's own deadline (half an hour) does not count; the late rank is told as well, and nothing is left."""
+    codes, folder = forked
+    assert [codes[f"stopped:3:{rank}"] for rank in range(3)] == [0, 0, 0]
+    seen = reports(folder, "stopped", 3)
+    for step in ("late", "stopped"):
+        for report in seen:
+            assert report[step]["error"] == "CommTimeout", report
+            assert report[step]["seconds"] < 20.0
+    assert seen[0]["late"]["missing"] == seen[1]["late"]["missing"] == [2]
+    assert "gave up before" in seen[2]["late"]["text"]
+
+
+def test_a_rank_without_files(forked):
+    for report in reports(forked[1], "stopped", 3):
+        assert report["no_files"]["error"] == "BackendUnavailable", report
+        assert "rank 2" in report["no_files"]["text"]
+        assert report["no_files"]["seconds"] < 30.0, "its deadline is 60 s"
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ takes part in the gathering, so that the others hear why instead of waiting.
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from deepinfer.errors import BackendUnavailable, CommTimeout, DeepInferError, InvalidArgument
@@ -23,6 +25,8 @@ from deepinfer.ops.deep_ep.transport import Deadline, timed_out
 from deepinfer_cpu.ep.slab import Slab, reclaim
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+CARD_BYTES = 1 << 14
+ERROR_CHARS = 1 << 10  # of which each may become 12 bytes of JSON
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,13 @@ def connect(group: Any, geometry: Geometry, timeout: float) -> list[Slab]:
     own = _make(geometry)
     slabs = [own] if isinstance(own, Slab) else []
     try:
-        cards = _gather(group, geometry, own)
+        cards = _gather(group, geometry, own, Deadline(timeout))
         if not isinstance(own, Slab):
             raise own
         _agree(geometry.rank, cards)
         peers = {peer: Path(card.path) for peer, card in enumerate(cards) if peer != geometry.rank}
-        for path in peers.values():
-            slabs.append(Slab.attach(path, geometry))
+        for peer, path in peers.items():
+            slabs.append(_attach(geometry, peer, path))
     except BaseException:  # an interrupt must not leave slabs behind either
         for slab in slabs:
             slab.close()
@@ -74,21 +78,41 @@ def connect(group: Any, geometry: Geometry, timeout: float) -> list[Slab]:
     return [attached[rank] for rank in range(geometry.size)]
 
 
+def _attach(geometry: Geometry, peer: int, path: Path) -> Slab:
+    """Map a peer's slab; its name is gone if the peer gave up in the meantime (this rank may have been stopped)."""
+    try:
+        return Slab.attach(path, geometry)
+    except FileNotFoundError as error:
+        raise CommTimeout(
+            f"deep_ep.hello: rank {geometry.rank}: rank {peer} gave up before this rank mapped its memory", [peer]
+        ) from error
+    except OSError as error:
+        what = f"deep_ep: rank {geometry.rank} cannot map the memory of rank {peer}"
+        raise BackendUnavailable(what, [str(error)]) from error
+
+
 def _make(geometry: Geometry) -> Slab | DeepInferError:
     try:
         return Slab.create(geometry)
     except DeepInferError as error:
         return error  # told to the others before it is raised
+    except OSError as error:
+        return BackendUnavailable(f"deep_ep: rank {geometry.rank} cannot make its memory", [str(error)])
 
 
-def _gather(group: Any, geometry: Geometry, own: Slab | DeepInferError) -> list[Card]:
-    path, error = (str(own.path), None) if isinstance(own, Slab) else ("", str(own))
-    cards: list[Any] = [None] * geometry.size
+def _gather(group: Any, geometry: Geometry, own: Slab | DeepInferError, deadline: Deadline) -> list[Card]:
+    """Everybody's card. Of one size, because only plain tensors can be gathered with a deadline of their own."""
+    path, error = (str(own.path), None) if isinstance(own, Slab) else ("", str(own)[:ERROR_CHARS])
+    text = json.dumps([host(), path, geometry.agreed(), error]).encode().ljust(CARD_BYTES)
+    mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    cards = [torch.empty_like(mine) for _ in range(geometry.size)]
     try:
-        dist.all_gather_object(cards, Card(host(), path, geometry.agreed(), error), group=group)
+        dist.all_gather(cards, mine, group=group, async_op=True).wait(timedelta(seconds=deadline.remaining))
     except RuntimeError as cause:  # all were there at the barrier a moment ago
-        raise CommTimeout(f"deep_ep.hello: rank {geometry.rank}: a rank left while ranks met: {cause}") from cause
-    return cards
+        raise CommTimeout(
+            f"deep_ep.hello: rank {geometry.rank}: a rank left or stopped while ranks met: {cause}"
+        ) from cause
+    return [Card(*json.loads(bytes(card.numpy()))) for card in cards]
 
 
 def _agree(rank: int, cards: Sequence[Card]) -> None:
