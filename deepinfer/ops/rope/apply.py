@@ -79,13 +79,14 @@ class RopeApply(OpSpec):
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out[0] is None else out[0]
         kept = x.shape[-1] - width
         rotated = x[..., kept:].float()
-        cos, sin = _angles(args, x.ndim)
+        cos, sin, inside = _angles(args, x.ndim)
         if args["interleaved"]:
             a, b = rotated[..., 0::2], rotated[..., 1::2]
             made = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
         else:
             a, b = rotated[..., : width // 2], rotated[..., width // 2 :]
             made = torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+        made = torch.where(inside, made.to(x.dtype), x[..., kept:])  # even by 1 and 0, infinities would not survive
         y[..., :kept].copy_(x[..., :kept])
         y[..., kept:].copy_(made)
         return (y,)
@@ -120,16 +121,15 @@ class RopeApply(OpSpec):
         return [({**args, "x": args["x"][part], "positions": args["positions"][part]}, (part,))]
 
 
-def _angles(args: Args, ndim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines per row, [T, half] or [T, 1, half]; (1, 0) where the position is outside the table."""
+def _angles(args: Args, ndim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cosines and sines per row, [T, half] or [T, 1, half], and which rows have a position inside the table."""
     table, positions, half = args["table"], args["positions"], args["width"] // 2
+    inside = ((positions >= 0) & (positions < table.shape[0]))[:, None]
     if table.shape[0] == 0:
-        cos, sin = (table.new_full((positions.shape[0], half), value) for value in (1.0, 0.0))
+        cos = sin = table.new_zeros((positions.shape[0], half))
     else:
-        inside = ((positions >= 0) & (positions < table.shape[0]))[:, None]
         rows = table[positions.clamp(0, table.shape[0] - 1).long()]
-        cos = torch.where(inside, rows[:, :half], 1.0)
-        sin = torch.where(inside, rows[:, half:], 0.0)
+        cos, sin = rows[:, :half], rows[:, half:]
     if args["inverse"]:
         sin = -sin
-    return (cos[:, None], sin[:, None]) if ndim == 3 else (cos, sin)
+    return (cos[:, None], sin[:, None], inside[:, None]) if ndim == 3 else (cos, sin, inside)

@@ -53,6 +53,7 @@ def _make(params: dict[str, Any], data: str, generator: torch.Generator) -> dict
     positions = torch.randint(0, 300, (tokens,), generator=generator)
     if data == "outside":
         positions[:4] = torch.tensor([-1, 300, 2**40, -(2**40)])
+        x[:3, 0, -width:] = torch.tensor([torch.inf, -torch.inf, 3e38])[:, None]
     elif data == "strided":  # the rotary tail of a fused projection, as models hold it
         x = torch.randn((tokens, heads, d + 32), generator=generator)[..., 32:]
         positions = torch.stack((positions, positions + 1), 1)[:, 1].clamp(max=299)

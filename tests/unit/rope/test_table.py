@@ -137,3 +137,16 @@ def test_null_values_count_as_absent() -> None:
         rope.build_table(9, 64, 1e4, scaling={**YARN, "mscale": None, "truncate": None}),
         rope.build_table(9, 64, 1e4, scaling={k: v for k, v in YARN.items() if k != "mscale"}),
     )
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_outside_the_table_keep_their_bits(interleaved: bool, dtype: torch.dtype) -> None:
+    """Infinities, NaN and the sign of zero included; in place too."""
+    row = torch.tensor([-0.0, -1.0, torch.inf, 2.0, torch.nan, -0.0, -torch.inf, torch.inf] * 2).to(dtype)
+    x, positions, table = row.repeat(3, 1), torch.tensor([-1, 1, 300]), rope.build_table(300, 16, 1e4)
+    made = rope.apply(x, positions, table, interleaved=interleaved)
+    rope.apply(x, positions, table, interleaved=interleaved, out=x)
+    for found in (made, x):
+        assert torch.equal(found[::2].view(torch.uint8), row.repeat(2, 1).view(torch.uint8))
+        assert not torch.equal(found[1].view(torch.uint8), row.view(torch.uint8))
