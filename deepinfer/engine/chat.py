@@ -6,6 +6,7 @@ A template may come from tokenizer_config.json (one text or a list of named ones
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -26,8 +27,10 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+        from deepinfer.engine.chat_tags import Generation
+
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(form))
@@ -38,6 +41,7 @@ class ChatTemplate:
         except Exception as error:  # foreign code: nested too deep, numbers too long, ...
             raise CheckpointError(f"{where}: chat template: cannot be compiled: {error}") from error
         self._specials, self._where = dict(specials), where
+        self._reads_parts = re.search(r"""\[['"]type['"]\]|\.type\b|get\(['"]type['"]""", source) is not None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool,
@@ -49,6 +53,8 @@ class ChatTemplate:
             InvalidArgument: the messages are malformed, or the template refuses them.
         """
         check_messages(messages)
+        if not self._reads_parts:  # such a template would print the list itself
+            messages = [_joined(index, message) for index, message in enumerate(messages)]
         names = {**self._specials, **(variables or {})}
         try:
             return self._template.render(names | {"messages": messages, "add_generation_prompt": add_generation_prompt})
@@ -95,6 +101,18 @@ def check_messages(messages: object) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise invalid(f"messages[{index}]", message, "must be an object with a text `role` and a `content`")
+
+
+def _joined(index: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with `content` as one text where it came as a list of {"type": "text", "text": ...} parts."""
+    parts = message.get("content")
+    if not isinstance(parts, Sequence) or isinstance(parts, str | bytes):
+        return message
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            rule = "every part must be {'type': 'text', 'text': ...}; this chat template takes nothing else"
+            raise invalid(f"messages[{index}]['content']", part, rule)
+    return {**message, "content": "\n".join(part["text"] for part in parts)}
 
 
 def _raise(message: str) -> None:

@@ -239,10 +239,16 @@ def devices() -> list[str]:
     return found
 
 
+def forget_choice() -> None:
+    """Forget what was chosen for the process; opened devices stay open (tests)."""
+    with _lock:
+        _Process.device = _Process.automatic = None
+
+
 def reset() -> None:
     """Forget every choice and close every opened device (tests)."""
     with _lock:
         for _, opened in _opened.values():
             opened.close()
         _opened.clear()
-        _Process.device = _Process.automatic = None
+        forget_choice()

@@ -7,12 +7,24 @@ in float32 inside, an error of 1e-6 that is far below every bound used here).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from deepinfer.hal import current
+
+
+@pytest.fixture(autouse=True)
+def _fresh_choice(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As for every test, but devices stay open: engines of a module live through all of its tests."""
+    monkeypatch.delenv("DEEPINFER_BACKEND", raising=False)
+    torch.manual_seed(0)
+    yield
+    current.forget_choice()
+
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "tiny-v3"
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 32, "beta_slow": 1}

@@ -516,6 +516,43 @@ def test_templates_are_foreign_code(name) -> None:
         ChatTemplate(source, {}, "here").render([{"role": "user", "content": "x"}], True)
 
 
+def test_content_may_come_in_parts() -> None:
+    """A template that knows texts alone gets the parts joined; one that looks at their types gets them as they are."""
+    from deepinfer.engine.chat import ChatTemplate
+
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
+    plain = ChatTemplate("{% for m in messages %}[{{ m['content'] }}]{% endfor %}", {}, "here")
+    assert plain.render(messages, True) == "[s][a\nb]"
+    assert messages[1]["content"] is parts
+    for bad in ([{"type": "image", "url": "x"}], ["a"], [{"type": "text"}]):
+        with pytest.raises(InvalidArgument, match=r"messages\[0\]\['content'\]"):
+            plain.render([{"role": "user", "content": bad}], True)
+    source = "{% for m in messages[1:] %}{% for p in m.content %}{% if p['type'] == 'text' %}<{{ p.text }}>{% endif %}"
+    typed = ChatTemplate(source + "{% endfor %}{% endfor %}", {}, "here")
+    assert typed.render(messages, True) == "<a><b>"
+
+
+def test_the_tag_of_training_templates_is_known() -> None:
+    from deepinfer.engine.chat import ChatTemplate
+
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
+    assert ChatTemplate(source, {}, "here").render([{"role": "user", "content": "x"}] * 2, True) == "x;x;"
+    with pytest.raises(CheckpointError, match="generation"):
+        ChatTemplate("{% generation %}", {}, "here")
+
+
+def test_fifty_turns(llm) -> None:
+    talk = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"{i}"} for i in range(51)]
+    (output,) = llm.chat(talk, GREEDY, use_tqdm=False)
+    assert output.error is None
+    assert output.prompt.count("# user") == 26
+    (again,) = llm.chat(talk, GREEDY, use_tqdm=False)
+    assert again.metrics.cached_tokens >= len(output.prompt_token_ids) - 16
+    (long,) = llm.chat(talk * 3, GREEDY, use_tqdm=False)
+    assert "max_model_len" in str(long.error)
+
+
 def test_template_syntax_and_sources(checkpoints, tmp_path) -> None:
     path = tmp_path / "model"
     shutil.copytree(checkpoints("shipped"), path)
