@@ -36,6 +36,16 @@ def test_host_and_device_agree_on_any_values(groups, total, with_starts) -> None
         assert host.get(g, (low, low)) == (low, high)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-1, 6), st.integers(-1, 4)), max_size=5), st.integers(0, 9), st.booleans())
+def test_gapless_groups_own_every_row_once_and_in_order(groups, total, with_starts) -> None:
+    counts = torch.tensor([c for _, c in groups], dtype=torch.int64)
+    starts = torch.tensor([s for s, _ in groups], dtype=torch.int64) if with_starts else None
+    spans = rows.host_bounds(counts, starts, total)
+    owned = [m for _, low, high in spans for m in range(low, high)]
+    assert rows.gapless(spans, total) == (owned == list(range(total)) and total > 0)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 3))
 def test_tiles_cover_every_row_once(data, counts, gap) -> None:
@@ -65,11 +75,16 @@ def test_groups_and_tiles_give_the_same_products() -> None:
         operands = [args[name] for name in ("a", "a_scale", "a_recipe", "b", "b_scale", "b_recipe")]
         total = args["a"].shape[0]
         limits = (args["counts"], args["starts"])
+        room = torch.full((total, args["b"].shape[1]), 7.0)
         ways = [way(*operands, *limits, torch.float32) for way in (portable.by_group, portable.by_tile)]
+        kept = [way(*operands, *limits, torch.float32, room.clone()) for way in (portable.by_group, portable.by_tile)]
         owned = rows.owners(args["counts"], args["starts"], total)
         picked = [made[owned == 1] for made in ways]
         torch.testing.assert_close(*picked, rtol=1e-4, atol=1e-4, equal_nan=True, msg=case.id)
         assert not any(made[owned == 0].any() for made in ways), case.id
+        for made, into in zip(ways, kept, strict=True):
+            torch.testing.assert_close(into[owned == 1], made[owned == 1], rtol=0, atol=0, equal_nan=True, msg=case.id)
+            assert (into[owned == 0] == 7).all(), case.id
         tried += 1
     assert tried > 10
 

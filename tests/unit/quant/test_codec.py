@@ -16,6 +16,18 @@ def test_every_e4m3_byte_decodes_as_ml_dtypes_does() -> None:
     assert torch.equal(codec.e4m3_decode(torch.from_numpy(codes)).nan_to_num(-1e9), want.nan_to_num(-1e9))
 
 
+@pytest.mark.parametrize("without", [(), (0x7F,), (0xFF,), (0x7F, 0xFF)], ids=str)
+def test_many_bytes_decode_as_few_do(without: tuple[int, ...]) -> None:
+    """From MANY bytes on the host computes them instead of looking them up; NaN has two codes."""
+    some = np.array([code for code in range(256) if code not in without], dtype=np.uint8)
+    codes = np.tile(some, codec.MANY // len(some) + 1)
+    want = torch.from_numpy(codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    got = codec.e4m3_decode(torch.from_numpy(codes))
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.nan_to_num(), want.nan_to_num())
+    assert torch.equal(got.signbit()[~want.isnan()], want.signbit()[~want.isnan()])
+
+
 def _probes(values: list[float]) -> torch.Tensor:
     grid = torch.tensor(sorted(set(values)), dtype=torch.float64)
     middle = (grid[1:] + grid[:-1]) / 2
