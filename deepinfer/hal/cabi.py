@@ -2,7 +2,8 @@
 
 Invariants: a library of another ABI major version, or with a table shorter than the functions this adapter calls, is
 refused with `AbiError` before anything of it runs; a failing status becomes `DriverError` with the library's own
-message; ctypes releases the interpreter lock during every call.
+message; a number that its C type cannot hold is refused, since ctypes would cut it; ctypes releases the interpreter
+lock during every call.
 """
 
 from __future__ import annotations
@@ -12,16 +13,41 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepinfer.errors import AbiError, BackendUnavailable, DriverError
-from deepinfer.hal.cabi_types import ABI_MAJOR, CArg, CDeviceProps, CDim3, CDriverTable, CProbe
+from deepinfer.errors import AbiError, BackendUnavailable, DriverError, invalid
+from deepinfer.hal.cabi_types import ABI_MAJOR, FUNCTIONS, CArg, CDeviceProps, CDim3, CDriverTable, CProbe
 from deepinfer.hal.driver import Dim3
 from deepinfer.hal.types import Arg, Cap, CopyKind, DeviceProps, DriverKind, Image, Probe, Status
 
 _SCALAR, _BUFFER, _SPAN = 1, 2, 3
+_UNSIGNED = (ct.c_uint8, ct.c_uint32, ct.c_uint64)
+_LIMITS = {  # function -> one past the largest number of each parameter, None where it takes no number
+    name: tuple(1 << 8 * ct.sizeof(kind) if kind in _UNSIGNED else None for kind in prototype._argtypes_)
+    for name, prototype in FUNCTIONS
+}
 
 
 def _text(raw: bytes | None) -> str:
     return (raw or b"").decode("utf-8", "replace")
+
+
+def _bytes(argument: str, text: str) -> bytes:
+    if "\0" in text:
+        raise invalid(argument, text, "must hold no NUL character: C would end the text there")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _kind(library: str, value: int) -> DriverKind:
+    try:
+        return DriverKind(value)
+    except ValueError:
+        known = ", ".join(f"{kind.value} ({kind.name.lower()})" for kind in DriverKind)
+        raise AbiError(f"{library}: kind is {value}, must be one of {known}") from None
+
+
+def _dim3(argument: str, sizes: Dim3) -> CDim3:
+    if len(sizes) != 3 or not all(0 <= size < 1 << 32 for size in sizes):
+        raise invalid(argument, sizes, "must be three numbers of 32 bits")
+    return CDim3(*sizes)
 
 
 class CDriver:
@@ -45,7 +71,7 @@ class CDriver:
         table = getter(ABI_MAJOR)
         self._table = self._checked(table)
         self.name = _text(self._table.name)
-        self.kind = DriverKind(self._table.kind)
+        self.kind = _kind(self.library, self._table.kind)
 
     def _checked(self, table: Any) -> CDriverTable:
         if not table:
@@ -56,9 +82,17 @@ class CDriver:
                 f"{self.library}: ABI {found.abi_major}.{found.abi_minor} with a table of {found.struct_size} bytes; "
                 f"needs major {ABI_MAJOR} and at least {ct.sizeof(CDriverTable)} bytes"
             )
+        missing = [name for name, _ in FUNCTIONS if not getattr(found, name)]
+        if missing:
+            rule = "every function must be set; one without use returns DI_UNSUPPORTED"
+            raise AbiError(f"{self.library}: the table has no {', '.join(missing)}: {rule}")
         return found
 
     def _call(self, function: str, *args: Any) -> None:
+        for place, (value, limit) in enumerate(zip(args, _LIMITS[function], strict=False)):
+            if limit is not None and not 0 <= value < limit:
+                bits = limit.bit_length() - 1
+                raise invalid(f"{self.name}: {function}: argument {place}", value, f"must be a number of {bits} bits")
         status = getattr(self._table, function)(*args)
         if status != Status.OK:
             message = _text(self._table.last_error())
@@ -82,9 +116,9 @@ class CDriver:
         raw = CDeviceProps(struct_size=ct.sizeof(CDeviceProps))
         self._call("device_props", index, ct.byref(raw))
         return DeviceProps(
-            name=_text(raw.name), arch=_text(raw.arch), kind=DriverKind(raw.kind), compute_units=raw.compute_units,
-            clock_khz=raw.clock_khz, memory_bytes=raw.memory_bytes, l2_bytes=raw.l2_bytes,
-            scratch_bytes=raw.scratch_bytes, memory_bandwidth=raw.memory_bandwidth,
+            name=_text(raw.name), arch=_text(raw.arch), kind=_kind(self.library, raw.kind),
+            compute_units=raw.compute_units, clock_khz=raw.clock_khz, memory_bytes=raw.memory_bytes,
+            l2_bytes=raw.l2_bytes, scratch_bytes=raw.scratch_bytes, memory_bandwidth=raw.memory_bandwidth,
             caps=frozenset(cap for cap in Cap if raw.caps >> cap.value & 1),
         )
 
@@ -136,21 +170,21 @@ class CDriver:
 
     def module_load(self, ctx: int, image: Image) -> int:
         buffer = ct.create_string_buffer(image.data, len(image.data))
-        return self._handle("module_load", ctx, ct.cast(buffer, ct.c_void_p), len(image.data), image.fmt.encode())
+        return self._handle("module_load", ctx, ct.cast(buffer, ct.c_void_p), len(image.data), _bytes("fmt", image.fmt))
 
     def function(self, module: int, name: str) -> int:
-        return self._handle("function", module, name.encode())
+        return self._handle("function", module, _bytes("name", name))
 
     def launch(
         self, fn: int, grid: Dim3, block: Dim3, smem_bytes: int, args: Sequence[Arg], stream: int
     ) -> None:
         raw, _keep = pack_args(args)
-        self._call("launch", fn, CDim3(*grid), CDim3(*block), smem_bytes, raw, len(args), stream)
+        self._call("launch", fn, _dim3("grid", grid), _dim3("block", block), smem_bytes, raw, len(args), stream)
 
     def extension(self, name: str) -> int | None:
         """Address of the extension's table, or None."""
         out = ct.c_void_p()
-        status = self._table.extension(name.encode(), ct.byref(out))
+        status = self._table.extension(_bytes("name", name), ct.byref(out))
         return out.value if status == Status.OK else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import torch
 
 import deepinfer
 from deepinfer.errors import AbiError, BackendUnavailable, DriverError, InvalidArgument, UnsupportedError
-from deepinfer.hal import Arg, CopyKind, Device, DriverKind, Image
+from deepinfer.hal import Arg, CopyKind, Device, DriverKind, Image, cabi_types
 from deepinfer.hal.cabi import CDriver
 from deepinfer.hal.driver import Driver
 from deepinfer.registry import kernels as kernel_table
@@ -165,15 +166,43 @@ def test_libraries_that_are_not_drivers_are_refused(tmp_path: Path, example_plug
         CDriver(example_plugin.BUILD / "libexample_c_kernels.so")
 
 
-def test_another_abi_version_is_refused(tmp_path: Path) -> None:
-    import subprocess
-
+def _library(folder: Path, table: str) -> Path:
+    """A driver library whose table has these fields and no more."""
     root = Path(__file__).resolve().parents[3]
-    source, library = tmp_path / "old.c", tmp_path / "old.so"
+    source, library = folder / "table.c", folder / "table.so"
     source.write_text(
-        '#include "deepinfer/driver.h"\nstatic const di_driver table = {sizeof(di_driver) - 8, 1, 0, "old"};\n'
+        f'#include "deepinfer/driver.h"\nstatic const di_driver table = {{{table}}};\n'
         "const di_driver* di_get_driver(uint32_t major) { return major == 1 ? &table : 0; }\n"
     )
     subprocess.run(["gcc", "-shared", "-fPIC", f"-I{root / 'include'}", str(source), "-o", str(library)], check=True)
-    with pytest.raises(AbiError, match="needs major 1 and at least"):
-        CDriver(library)
+    return library
+
+
+@pytest.mark.parametrize(("table", "says"), [
+    ('sizeof(di_driver) - 8, 1, 0, "old"', "needs major 1 and at least"),
+    ('sizeof(di_driver), 2, 0, "new"', "needs major 1 and at least"),
+    ('sizeof(di_driver), 1, 0, "empty", 3', "the table has no last_error, probe, .*extension: every function"),
+])
+def test_tables_that_cannot_be_called_are_refused(table: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(AbiError, match=says):
+        CDriver(_library(tmp_path, table))
+
+
+def test_a_kind_that_no_header_names_is_refused(driver: CDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cabi_types.CDriverTable, "kind", 99)
+    with pytest.raises(AbiError, match="kind is 99, must be one of 1 "):
+        CDriver(driver.library)
+
+
+@pytest.mark.parametrize("call", [
+    lambda d, ctx: d.open(1 << 32), lambda d, ctx: d.open(-1), lambda d, ctx: d.mem_alloc(ctx, -1),
+    lambda d, ctx: d.memset_async(ctx, 0, 256, 0, 0), lambda d, ctx: d.mem_alloc(ctx, 1 << 64),
+    lambda d, ctx: d.launch(1, (1 << 32, 1, 1), (1, 1, 1), 0, [], 0),
+    lambda d, ctx: d.launch(1, (1, 1, 1), (1, -1, 1), 0, [], 0), lambda d, ctx: d.extension("a\0b"),
+])
+def test_numbers_that_c_would_cut_are_refused(driver: CDriver, call: Callable[[CDriver, int], object]) -> None:
+    """`open(1 << 32)` must not open device 0."""
+    ctx = driver.open(0)
+    with pytest.raises(InvalidArgument, match="must"):
+        call(driver, ctx)
+    driver.release(ctx)
