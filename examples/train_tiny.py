@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -102,19 +102,37 @@ def report(model: TinyModel, held_out: torch.Tensor, args: argparse.Namespace, s
     (args.out / "training.txt").write_text("\n".join(lines) + "\n")
 
 
+def at_least(low: int) -> Callable[[str], int]:
+    """A type for argparse: an integer that is not below `low`."""
+
+    def integer(text: str) -> int:
+        if int(text) < low:
+            raise argparse.ArgumentTypeError(f"got {text}, must be >= {low}")
+        return int(text)
+
+    return integer
+
+
+def positive(text: str) -> float:
+    """A type for argparse: a positive finite number."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, must be positive and finite")
+    return float(text)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
-    parser.add_argument("--minutes", type=float, default=4.0, help="training time; ignored with --steps")
-    parser.add_argument("--steps", type=int, help="number of steps instead of a time")
-    parser.add_argument("--batch", type=int, default=96, help="sequences a step")
-    parser.add_argument("--sequence", type=int, default=512, help="tokens a sequence")
-    parser.add_argument("--lr", type=float, default=0.02, help="peak learning rate of the matrices")
+    parser.add_argument("--minutes", type=positive, default=4.0, help="training time; ignored with --steps")
+    parser.add_argument("--steps", type=at_least(1), help="number of steps instead of a time")
+    parser.add_argument("--batch", type=at_least(1), default=96, help="sequences a step")
+    parser.add_argument("--sequence", type=at_least(1), default=512, help="tokens a sequence")
+    parser.add_argument("--lr", type=positive, default=0.02, help="peak learning rate of the matrices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, help="directory of *.py files instead of the standard library")
-    parser.add_argument("--sample-length", type=int, default=400, help="bytes per sample at the end")
-    parser.add_argument("--held-out", type=int, default=1 << 20, help="most tokens to measure on")
-    parser.add_argument("--log-every", type=int, default=100, help="steps between two lines of progress")
+    parser.add_argument("--sample-length", type=at_least(0), default=400, help="bytes per sample at the end")
+    parser.add_argument("--held-out", type=at_least(16), default=1 << 20, help="most tokens to measure on")
+    parser.add_argument("--log-every", type=at_least(1), default=100, help="steps between two lines of progress")
     parser.add_argument("--compile", action="store_true", help="torch.compile the network")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
@@ -129,6 +147,9 @@ def main(argv: Sequence[str] | None = None, config: TinyConfig | None = None) ->
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     text = corpus.build(args.corpus)
+    if text.train.numel() <= args.sequence:
+        raise SystemExit(f"--sequence: got {args.sequence}, must be < {text.train.numel()}, the training text's tokens")
+    args.out.mkdir(parents=True, exist_ok=True)  # what cannot be written is better known before training than after
     model = TinyModel(config or TinyConfig()).to(args.device)
     parameters = sum(param.numel() for param in model.parameters())
     print(f"{text.documents} documents, {text.train.numel()} + {text.held_out.numel()} tokens; {parameters} parameters")

@@ -51,6 +51,20 @@ def test_logits_equal_those_of_transformers(trained: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("flags", [
+    "--steps 0", "--steps -3", "--minutes 0", "--minutes nan", "--batch 0", "--sequence 0", "--sequence 5000",
+    "--log-every 0", "--lr nan", "--lr 0", "--held-out 0", "--sample-length -1", "--steps x",
+])
+def test_numbers_that_make_no_sense_are_refused_at_once(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        script = importlib.import_module("train_tiny")
+        with pytest.raises(SystemExit) as caught:
+            script.parse([*flags.split(), "--out", "unused"])
+    assert caught.value.code == 2
+    assert flags.split()[0] in capsys.readouterr().err
+
+
 def test_training_lowers_the_loss(trained: Any) -> None:
     model, _ = trained
     text = torch.tensor([[256, *(b"def f7(x):\n    return x + 7\n" * 4)]])
