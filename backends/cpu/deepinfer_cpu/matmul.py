@@ -18,7 +18,7 @@ from functools import cache
 import torch
 
 from deepinfer.ops.deep_gmm.operand import PLAIN, Recipe, rows_of, widen
-from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, COPIED, GAP, ranges, step, weights_of
+from deepinfer.ops.deep_gmm.portable import BLOCK_ELEMENTS, COPIED, GAP, ranges, room, step, weights_of
 from deepinfer.ops.deep_gmm.rows import gapless
 from deepinfer_cpu import halves
 from deepinfer_cpu.product import Span, padding, product, row_tile
@@ -66,11 +66,19 @@ class Weights:
             return self
         return replace(self, data=widen(self.data, self.scale, self.recipe), scale=None, recipe=PLAIN)
 
-    def group(self, g: int, n0: int, n1: int) -> torch.Tensor:
-        """Rows [n0, n1) of group g's weights in float32; n0 on a block border."""
+    def place(self, rows: int, groups: int) -> torch.Tensor | None:
+        """Memory that `rows` rows of one group after another are widened into, where that is a mere copy."""
+        if groups < 2 or self.scale is not None or self.dense() is not None:
+            return None
+        return room(self.data[0, :rows], COPIED)
+
+    def group(self, g: int, n0: int, n1: int, place: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows [n0, n1) of group g's weights in float32, in `place` if given; n0 on a block border."""
         ready = self.dense()
         if ready is not None:
             return ready[g, n0:n1]
+        if place is not None:
+            return place[: n1 - n0].copy_(self.data[g, n0:n1])
         scale = None if self.scale is None else self.scale[g]
         return weights_of(self.data[g, n0:n1], rows_of(scale, self.recipe, n0, n1), self.recipe, COPIED)
 
@@ -81,8 +89,8 @@ def pack(data: torch.Tensor, scale: torch.Tensor | None, recipe: str) -> torch.T
     `GAP` unused values behind every N keep rows off each other's cache sets (5 to 18 % of a product of 4 to 8 rows).
     """
     turned = widen(data, scale, recipe).transpose(-1, -2)
-    room = turned.new_empty((*turned.shape[:-1], turned.shape[-1] + GAP))[..., : turned.shape[-1]]
-    return room.copy_(turned).transpose(-1, -2)
+    made = turned.new_empty((*turned.shape[:-1], turned.shape[-1] + GAP))[..., : turned.shape[-1]]
+    return made.copy_(turned).transpose(-1, -2)
 
 
 class Padded:
@@ -122,8 +130,8 @@ def pays_to_pad(spans: list[Span], groups: int) -> bool:
     used = sum(-(-(high - low) // tile) * tile for _, low, high in spans)
     longest = max((high - low for _, low, high in spans), default=0)
     longest += padding(longest)
-    room = 2 * used if torch.get_num_threads() > 1 and used >= groups else used + used // 4
-    return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= room
+    most = 2 * used if torch.get_num_threads() > 1 and used >= groups else used + used // 4
+    return len(spans) > 2 and longest <= MAX_PADDED_ROWS and groups * longest <= most
 
 
 def products(
@@ -168,9 +176,11 @@ def loop(
     """Write the rows of every span, plus c and bias, into result [M, N], in blocks of bounded size."""
     form = Recipe.parse(weights.recipe)
     width = weights.data.shape[-1] * (2 if form.element == "e2m1" else 1)
+    blocks = columns(result.shape[1], step(width, form.block[0]))
+    place = weights.place(max((n1 - n0 for n0, n1 in blocks), default=0), len(spans))
     for g, low, high in spans:
-        for n0, n1 in columns(result.shape[1], step(width, form.block[0])):
-            right = weights.group(g, n0, n1).t()
+        for n0, n1 in blocks:
+            right = weights.group(g, n0, n1, place).t()
             for m0, m1 in ranges(high - low, step(width, row_tile())):
                 rows = slice(low + m0, low + m1)
                 left = widen(a[rows], rows_of(a_scale, a_recipe, low + m0, low + m1), a_recipe)
