@@ -59,6 +59,9 @@ def _spec_round_trip(target: Target) -> None:
 
 def _allocation(target: Target) -> None:
     device = target.device
+    held = [device.empty((257,), torch.int32).fill_(number) for number in range(8)]
+    mixed = [number for number, data in enumerate(held) if not bool((device.to_host(data) == number).all())]
+    require(not mixed, f"tensors {mixed} of 8 held at once lie in the memory of others")
     for dtype in DTYPES:
         for shape in SHAPES:
             tensor = device.empty(shape, dtype)
@@ -133,6 +136,11 @@ def _streams(target: Target) -> None:
     default = device.current_stream()
     side = device.new_stream()
     require(side is not default, "new_stream returned the current stream")
+    other = device.new_stream()
+    require(side is not other, "new_stream returned one stream twice")
+    if device.supports(Cap.ASYNC_STREAMS):
+        handles = [stream.handle for stream in (default, side, other)]
+        require(len(set(handles)) == 3 or not any(handles), f"streams of one device share handles: {handles}")
     side.synchronize()
     device.set_stream(side)
     try:

@@ -76,6 +76,18 @@ def padded(tensor: torch.Tensor) -> torch.Tensor | None:
     return view.copy_(tensor)
 
 
+def shifted(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Dense, but one element behind an aligned address."""
+    if not tensor.numel() or not tensor.is_contiguous():
+        return None
+    return _garbage([tensor.numel() + 1], tensor)[1:].view(tensor.shape).copy_(tensor)
+
+
+def share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors with elements lie in one allocation."""
+    return bool(a.numel() and b.numel()) and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 def every_second(tensor: torch.Tensor) -> torch.Tensor | None:
     """Stride 2 in the last dimension, garbage between."""
     if tensor.ndim == 0 or tensor.shape[-1] < 2:
@@ -120,6 +132,7 @@ SINGLE: dict[str, Relayout] = {
     "step2": every_second, "transposed": transposed, "outer dimensions swapped": outer_swapped,
     "index dtype": other_index_dtype,
 }
+JOINT: dict[str, Relayout] = {"padded": padded, "one element off": shifted}  # all tensors at once
 MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}
 
 

@@ -5,6 +5,8 @@ Order matters only for reading: `reference` is the meaning, the rest are the pro
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,12 +45,22 @@ def _metadata(p: Prepared) -> list[str]:
 
 
 def inputs(p: Prepared) -> None:
-    """No input is modified unless its parameter says so."""
+    """No input is modified unless its parameter says so, none is handed back as a result, none is kept alive."""
     args = p.fresh()
     before = {name: bits(value) for name, value in args.items() if isinstance(value, torch.Tensor)}
-    p.run(args)
+    outputs = p.run(args)
     changed = [n for n, old in before.items() if n not in p.mutated and not torch.equal(old, bits(args[n]))]
-    require_none([f"{name}: the op modified this input" for name in changed])
+    problems = [f"{name}: the op modified this input" for name in changed]
+    for name, tensor in zip(p.spec.returns, outputs, strict=True):
+        shared = [other for other in before if memory.share(tensor, args[other])]
+        problems += [f"{name}: the result lies in the memory of the input {other}" for other in shared]
+    watched = {name: weakref.ref(args[name]) for name in before}
+    args.clear()
+    if any(reference() is not None for reference in watched.values()):
+        gc.collect()
+        kept = [name for name, reference in watched.items() if reference() is not None]
+        problems += [f"{name}: the op keeps this input alive after the call" for name in kept]
+    require_none(problems)
 
 
 def guards(p: Prepared) -> None:
@@ -88,9 +100,58 @@ def _judge_guarded(
 
 
 def repeat(p: Prepared) -> None:
-    """Repeated runs give equal bits, whatever ran between."""
-    for _ in range(REPEATS - 1):
+    """Repeated runs give equal bits, whatever ran between, in memory of their own, and change nothing round them."""
+    wanted = p.plain
+    before, generator = _surroundings(), torch.get_rng_state()
+    first = p.run(p.fresh())
+    for _ in range(REPEATS - 2):
         _same_as_plain(p, p.fresh(), "again")
+    args = p.fresh()
+    outputs = p.run(args)
+    problems: list[str] = []
+    for name, tensor in p.collect(outputs, args).items():
+        problems += same_bits(f"{name} (again)", tensor, wanted[name], p.valid[name])
+    for name, tensor, old in zip(p.spec.returns, outputs, first, strict=True):
+        if memory.share(tensor, old):
+            problems.append(f"{name}: a second call gave its result in the memory of the first one's, which is in use")
+    after = _surroundings()
+    changed = [what for what, now in after.items() if now != before[what]]
+    problems += [f"the op changed {what} from {before[what]} to {after[what]}" for what in changed]
+    if not torch.equal(generator, torch.get_rng_state()):
+        problems.append("the op drew from torch's global generator")
+    require_none(problems)
+
+
+def _surroundings() -> dict[str, object]:
+    """Settings of the process and thread that belong to the caller."""
+    return {
+        "the number of threads": torch.get_num_threads(), "the default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(), "deterministic mode": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def rewritten(p: Prepared) -> None:
+    """New values written into the same tensors count: nothing read in an earlier call is remembered by address."""
+    args = p.fresh()
+    p.run(args)
+    for name, value in args.items():
+        if name not in p.mutated and _writable(value) and value.ndim and value.shape[0] > 1:
+            _swap_rows(value)
+    twin = p.fresh(args)
+    got, wanted = p.collect(p.run(args), args), p.collect(p.run(twin), twin)
+    problems: list[str] = []
+    for name, tensor in got.items():
+        problems += same_bits(f"{name} (inputs rewritten in place)", tensor, wanted[name], p.valid[name])
+    require_none(problems)
+
+
+def _swap_rows(value: torch.Tensor) -> None:
+    """Reverse the first dimension of a payload in place; integers that may be indices or lengths stay as they are."""
+    if value.dtype == torch.uint8:
+        value.copy_(value.flip(0))
+    elif value.is_floating_point():
+        data = value.view(torch.uint8) if value.element_size() == 1 else value
+        data.copy_(data.flip(0))
 
 
 def poison(p: Prepared) -> None:
@@ -116,7 +177,7 @@ def _same_as_plain(p: Prepared, args: dict[str, Any], label: str) -> None:
 
 def layouts(p: Prepared) -> None:
     """Strided, transposed and re-typed inputs give the same results or are refused by name."""
-    problems = _joint_padding(p)
+    problems = [problem for label in memory.JOINT for problem in _joint(p, label)]
     for name, label, tensor in memory.variants(p.fresh(), memory.MUST_TAKE):
         problems += _try_layout(p, {name: tensor}, label, may_refuse=False)
     for name, label, tensor in memory.variants(p.fresh(), memory.SINGLE):
@@ -125,18 +186,18 @@ def layouts(p: Prepared) -> None:
     require_none(problems)
 
 
-def _joint_padding(p: Prepared) -> list[str]:
-    """All tensors padded at once; where that is refused, each alone."""
-    makers: dict[str, memory.Relayout] = {"padded": memory.padded}
+def _joint(p: Prepared, label: str) -> list[str]:
+    """All tensors laid out anew at once; where that is refused, each alone."""
+    makers = {label: memory.JOINT[label]}
     changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), makers)}
     if not changed:
         return []
     try:
-        return _compare_layout(p, changed, "padded")
+        return _compare_layout(p, changed, label)
     except (InvalidArgument, UnsupportedError):
         problems: list[str] = []
         for name, _, tensor in memory.variants(p.fresh(), makers):
-            problems += _try_layout(p, {name: tensor}, "padded", may_refuse=True)
+            problems += _try_layout(p, {name: tensor}, label, may_refuse=True)
         return problems
 
 
@@ -238,5 +299,6 @@ def _refill(args: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 Check = Callable[[Prepared], str | None]
 ALWAYS: dict[str, Check] = {
-    "reference": reference, "inputs": inputs, "guards": guards, "repeat": repeat, "layouts": layouts,
+    "reference": reference, "inputs": inputs, "guards": guards, "repeat": repeat, "rewritten": rewritten,
+    "layouts": layouts,
 }

@@ -7,6 +7,7 @@ wrapping without a mistake and must find nothing, so a catch is due to the mista
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -399,6 +400,63 @@ def _slow_probe(driver: str = "") -> Probe:
 CAPTURE = frozenset({Cap.BF16, Cap.FP16, Cap.ASYNC_STREAMS, Cap.GRAPHS})
 ASYNC = frozenset({Cap.BF16, Cap.FP16, Cap.ASYNC_STREAMS})
 
+def _same_buffer(kernel: Wrapped, results: Results, args: Named) -> Results:
+    """Hands out one buffer again and again, as a kernel with a static result would."""
+    found = kernel.state.setdefault(results[0].shape, torch.empty_like(results[0]))
+    return (found.copy_(results[0]),)
+
+
+def _input_as_result(kernel: Wrapped, results: Results, args: Named) -> Results | None:
+    """Returns the input itself when there is nothing to do."""
+    return (args["x"],) if torch.equal(args["x"], results[0]) else None
+
+
+def _keeps_arguments(kernel: Wrapped, results: Results, args: Named) -> None:
+    kernel.state["last"] = args
+
+
+def _draws(kernel: Wrapped, results: Results, args: Named) -> None:
+    torch.rand(1)
+
+
+def _sets_threads(kernel: Wrapped, results: Results, args: Named) -> None:
+    torch.set_num_threads(torch.get_num_threads() % 2 + 1)
+
+
+def _remembers_by_address(kernel: Wrapped, args: Named) -> Named:
+    """Keeps a prepared copy of the weight under its address and never looks again."""
+    weight = args["weight"]
+    return args | {"weight": kernel.state.setdefault((weight.data_ptr(), weight.shape), weight.clone())}
+
+
+def _rounds_addresses(kernel: Wrapped, args: Named) -> Named:
+    """Reads whole 16-byte units, from the one in which the tensor begins."""
+    x = args["x"]
+    off = x.data_ptr() % 16 // x.element_size()
+    if not off or off > x.storage_offset() or not x.is_contiguous():
+        return args
+    return args | {"x": x.as_strided(x.shape, x.stride(), x.storage_offset() - off)}
+
+
+class OneBufferDevice(QueueDevice):
+    """An allocator that gives every tensor the same memory."""
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        if not hasattr(self, "_memory"):
+            self._memory = torch.empty(1 << 24, dtype=torch.uint8)
+        count = math.prod(shape) * dtype.itemsize
+        return self._memory[:count].view(dtype).view(tuple(shape))
+
+
+class OneStreamDevice(QueueDevice):
+    """Gives one stream to everybody who asks for a new one."""
+
+    def new_stream(self) -> Stream:
+        if not hasattr(self, "_only"):
+            self._only = super().new_stream()
+        return self._only
+
+
 MUTANTS = [
     Mutant("off_by_one_write", NORM, "guards", after=_past_the_end),
     Mutant("writes_outside_valid", MASKED, "guards", after=_outside),
@@ -426,8 +484,25 @@ MUTANTS = [
     Mutant("slow_probe", "", "probe is fast", "L0", backend={"probe": _slow_probe}),
     Mutant("bad_alias", "", "names", "L0", backend={"aliases": ("ascend",)}),
     Mutant("wrong_error_class", "", "bad image", "L1", device_class=LoaderDevice),
+    Mutant("one_result_buffer", NORM, "repeat", after=_same_buffer),
+    Mutant("input_as_result", NORM, "inputs", after=_input_as_result),
+    Mutant("keeps_arguments", NORM, "inputs", after=_keeps_arguments),
+    Mutant("draws_global_numbers", NORM, "repeat", after=_draws),
+    Mutant("sets_threads", NORM, "repeat", after=_sets_threads),
+    Mutant("remembers_by_address", NORM, "rewritten", before=_remembers_by_address),
+    Mutant("rounds_addresses", NORM, "layouts", before=_rounds_addresses),
+    Mutant("one_allocation", "", "allocation", "L1", device_class=OneBufferDevice),
+    Mutant("one_stream", "", "streams", "L1", device_class=OneStreamDevice),
     Mutant("copies_lose_data", "", "round trip", "L1", device_class=ForgetfulDevice),
 ]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """One mutant changes their number."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.kind)
