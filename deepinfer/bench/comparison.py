@@ -62,6 +62,11 @@ def _latest(path: str | Path) -> dict[tuple[str, ...], Row]:
     return {rows.key(row): row for row in rows.read(path)}
 
 
+def _known(row: Row, name: str) -> float:
+    """The quantile, or the median of a row without a spread (one modelled time)."""
+    return float(row["median_us"] if row[name] is None else row[name])
+
+
 def _judge(old: Row | None, new: Row | None, threshold: float) -> dict[str, Any]:
     some: Mapping[str, Any] = old or new or {}
     row = {"op": some["op"], "case": some["case"], "before_us": None, "after_us": None, "ratio": None}
@@ -70,9 +75,9 @@ def _judge(old: Row | None, new: Row | None, threshold: float) -> dict[str, Any]
         return row | {"verdict": "missing" if new is None else "new"}
     ratio = new["median_us"] / old["median_us"]
     verdict = "same"
-    if ratio > 1 + threshold and new["p10"] > old["median_us"]:
+    if ratio > 1 + threshold and _known(new, "p10") > old["median_us"]:
         verdict = "slower"
-    elif ratio < 1 / (1 + threshold) and new["p90"] < old["median_us"]:
+    elif ratio < 1 / (1 + threshold) and _known(new, "p90") < old["median_us"]:
         verdict = "faster"
     return row | {
         "before_us": old["median_us"], "after_us": new["median_us"], "ratio": round(ratio, 4), "verdict": verdict,

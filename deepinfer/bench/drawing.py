@@ -51,7 +51,8 @@ def draw(found: Sequence[Row]) -> str:
 
 def _bar(row: Row, y: int) -> list[str]:
     share = min(max(float(row["roofline"]), 0.0), 1.0)
-    rate = f"{row['tflops']:g} Tflop/s, {row['gbps']:g} GB/s"
+    rates = (("tflops", "Tflop/s"), ("gbps", "GB/s"))
+    rate = ", ".join(f"{row[name]:g} {unit}" for name, unit in rates if row[name] is not None)
     note = f"{row['roofline'] * 100:.0f} %   {row['median_us']:g} us   {rate}"
     return [
         _text(24, y + BAR - 4, row["case"], "case"),

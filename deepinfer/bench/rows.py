@@ -7,6 +7,7 @@ of a roofline, so it can never be read as a measured one.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -59,10 +60,20 @@ def check(row: Mapping[str, Any], where: str = "row") -> None:
         raise invalid(f"{where}: clock", row["clock"], f"must be one of {CLOCKS}")
     if row["state"] not in STATES:
         raise invalid(f"{where}: state", row["state"], f"must be one of {STATES}")
-    if not isinstance(row["median_us"], int | float) or not row["median_us"] > 0:
+    for name in ("op", "case", "kernel", "device", "driver_kind", "commit"):
+        if not isinstance(row[name], str):
+            raise invalid(f"{where}: {name}", row[name], "must be text")
+    if not _number(row["median_us"]) or not row["median_us"] > 0:
         raise invalid(f"{where}: median_us", row["median_us"], "must be a positive number")
+    for name in ("p10", "p90", "gbps", "tflops", "roofline"):
+        if row[name] is not None and not (_number(row[name]) and row[name] >= 0):
+            raise invalid(f"{where}: {name}", row[name], "must be a number >= 0, or null where there is none")
     if row["clock"] == "model" and row["roofline"] is not None:
         raise invalid(f"{where}: roofline", row["roofline"], "must be null for a modelled time", nearest="null")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read(path: str | Path) -> list[Row]:
@@ -81,7 +92,7 @@ def read(path: str | Path) -> list[Row]:
 def _parse(line: str, where: str) -> Row:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, a number of a million digits, a million brackets
         raise InvalidArgument(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise invalid(where, row, "must be a JSON object")

@@ -201,7 +201,9 @@ def test_compare_refuses_unrelated_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "mention"),
     [({"clock": "sundial"}, "clock"), ({"state": "hot"}, "state"), ({"median_us": 0}, "median_us"),
-     ({"extra": 1}, "extra"), ({"clock": "model"}, "roofline")],
+     ({"extra": 1}, "extra"), ({"clock": "model"}, "roofline"), ({"op": 7}, "op"), ({"case": None}, "case"),
+     ({"p10": "fast"}, "p10"), ({"median_us": True}, "median_us"), ({"roofline": "all"}, "roofline"),
+     ({"gbps": -1.0}, "gbps"), ({"median_us": float("inf")}, "median_us")],
 )
 def test_bad_rows_are_refused_by_field(tmp_path: Path, change: dict[str, Any], mention: str) -> None:
     with pytest.raises(InvalidArgument, match=mention):
@@ -209,6 +211,18 @@ def test_bad_rows_are_refused_by_field(tmp_path: Path, change: dict[str, Any], m
     (tmp_path / "y.jsonl").write_text(json.dumps(row(**change)) + "\n", "utf-8")
     with pytest.raises(InvalidArgument, match=r"y\.jsonl:1"):
         rows.read(tmp_path / "y.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"n": ' + "9" * 5000 + "}", "{", "7", '"text"'])
+def test_lines_that_are_no_rows_name_file_and_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps(row()) + "\n" + line + "\n", "utf-8")
+    with pytest.raises(InvalidArgument, match=r"x\.jsonl:2"):
+        rows.read(tmp_path / "x.jsonl")
+
+
+def test_rows_without_a_spread_are_compared_by_their_medians(tmp_path: Path) -> None:
+    before, after = files(tmp_path, [row(p10=None, p90=None)], [row(median=900.0) | {"p10": None, "p90": None}])
+    assert bench.compare(before, after).verdicts() == {"slower": 1}
 
 
 def test_picture_is_an_svg_with_one_bar_per_case(tmp_path: Path) -> None:
