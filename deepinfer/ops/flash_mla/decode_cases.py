@@ -36,6 +36,7 @@ class Shape:
     d_v: int = 512
     slack: int = 1
     note: str = ""
+    scale: float = 1.0
 
     @property
     def width(self) -> int:
@@ -48,7 +49,7 @@ class Shape:
             "page": self.page, "format": self.format,
         }
         plain = Shape()
-        for key in ("causal", "sink", "layout", "d_v", "note"):
+        for key in ("causal", "sink", "layout", "d_v", "note", "scale"):
             if getattr(self, key) != getattr(plain, key):
                 named[key] = getattr(self, key)
         return named | ({"index": "int64"} if self.index is torch.int64 else {})
@@ -65,7 +66,7 @@ class Shape:
             "block_table": data.arrange(table, self.layout),
             "seq_lens": data.arrange(torch.tensor(self.lens, dtype=self.index), self.layout),
             "attn_sink": data.sinks(self.sink, self.h, g), "format": self.format, "d_v": self.d_v,
-            "causal": self.causal, "softmax_scale": self.width**-0.5,
+            "causal": self.causal, "softmax_scale": self.scale * self.width**-0.5,
         }
 
 
@@ -88,6 +89,19 @@ def _sweeps() -> Iterator[Shape]:
         yield Shape((n,), s_q=2, h=2, page=pages, format="f32")
 
 
+def _mixed() -> Iterator[Shape]:
+    """Few small shapes that bring together what the sweeps vary one by one."""
+    i64 = torch.int64
+    few: dict[str, Any] = {"lens": (3, 20), "note": "mixed"}
+    yield Shape(**few, h=1, format="v4_fp8", page=1, causal=False, sink="mixed", layout="turned", index=i64)
+    yield Shape(**few, h=2, format="v41_fp4", page=8, causal=False, sink="normal", layout="strided", d_v=100)
+    yield Shape(**few, h=1, format="v41_fp4_paged", page=3, sink="mixed", scale=-0.5)
+    yield Shape(**few, h=3, s_q=2, format="v32_fp8", page=1, sink="normal", layout="strided")
+    yield Shape(**few, h=5, format="v41_fp8", page=5, sink="normal", index=i64, d_v=100)
+    yield Shape(**few, h=1, s_q=2, format="v41_fp8_paged", page=5, causal=False, sink="normal", scale=0.0)
+    yield Shape(**few, h=1, page=3, causal=False, sink="mixed", index=i64, scale=-0.3)
+
+
 def _pinned() -> Iterator[tuple[Shape, tuple[str, ...]]]:
     yield Shape((0, 1, 63, 64, 65, 0), h=16, note="empty-rows"), ("C01", "C06", "C07")
     yield Shape((0,) * 16, h=16, note="all-empty"), ("C01",)
@@ -105,7 +119,7 @@ def _pinned() -> Iterator[tuple[Shape, tuple[str, ...]]]:
 def cases(op: str) -> Iterable[Case]:
     """All cases of decode."""
     quick, edge = frozenset({"quick"}), frozenset({"quick", "edge"})
-    for shape in _sweeps():
+    for shape in itertools.chain(_sweeps(), _mixed()):
         yield Case(op, shape.params(), shape.make, quick)
     for shape, refs in _pinned():
         yield Case(op, shape.params(), shape.make, edge, refs=refs)

@@ -65,6 +65,9 @@ def _sweeps() -> Iterator[Shape]:
     yield _shape(6, wild=True)
     for sink in ("+inf", "-inf"):
         yield _shape(sink=sink)
+    few: dict[str, Any] = {"rows": 12, "topk": 9, "note": "mixed", "sink": "normal"}
+    yield _shape(2, h=1, format="v41_fp8", extra="v41_fp4_paged", page=5, index=torch.int64, lens="request", **few)
+    yield _shape(2, h=3, format="v41_fp4", extra="v4_fp8", page=1, layout="strided", scale=-0.5, **few)
 
 
 def cases(op: str) -> Iterable[Case]:

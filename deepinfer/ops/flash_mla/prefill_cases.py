@@ -108,6 +108,12 @@ def _sweeps() -> Iterator[Shape]:
         yield Shape(kind, ((n, n),), h=2, format="f32")
     for sink in ("+inf", "-inf", "normal"):
         yield Shape("latent", format="f32", sink=sink)
+    # Few small shapes that bring together what is varied one by one above.
+    pairs, i64 = ((2, 9), (3, 4)), torch.int64
+    yield Shape("paged", pairs, 1, "v41_fp8", 5, causal=False, sink="normal", index=i64, d_v=100, note="mixed")
+    yield Shape("paged", pairs[:1], 5, "v32_fp8", 1, sink="mixed", layout="strided", d_v=448, note="mixed")
+    yield Shape("paged", pairs, 2, "v4_fp8", 3, sink="normal", layout="turned", d_v=100, note="mixed")
+    yield Shape("per_head", pairs, 1, causal=False, sink="normal", layout="turned", index=i64, note="mixed")
 
 
 def cases(op: str) -> Iterable[Case]:

@@ -40,6 +40,8 @@ class Shape:
     index: torch.dtype = torch.int32
     d: int = 576
     note: str = ""
+    d_v: int = 512
+    scale: float = 1.0
 
     @property
     def width(self) -> int:
@@ -51,7 +53,7 @@ class Shape:
         if self.extra:
             named |= {"extra_format": self.extra, "extra_topk": self.extra_topk}
         plain = Shape()
-        for key in ("holes", "lens", "sink", "layout", "note"):
+        for key in ("holes", "lens", "sink", "layout", "note", "d_v", "scale"):
             if getattr(self, key) != getattr(plain, key):
                 named[key] = getattr(self, key)
         return named | ({"index": "int64"} if self.index is torch.int64 else {})
@@ -60,8 +62,8 @@ class Shape:
         strided = self.layout != "dense"
         q = data.queries((self.b, self.s_q, self.h, self.width), data.dtype_of(self.format), g)
         args: dict[str, Any] = dict.fromkeys(EXTRA)
-        args |= {"q": data.spread(q) if strided else q, "format": self.format, "d_v": min(self.width, 512),
-                 "attn_sink": data.sinks(self.sink, self.h, g), "softmax_scale": self.width**-0.55}
+        args |= {"q": data.spread(q) if strided else q, "format": self.format, "d_v": min(self.width, self.d_v),
+                 "attn_sink": data.sinks(self.sink, self.h, g), "softmax_scale": self.scale * self.width**-0.55}
         args |= self._pool("", self.format, self.rows, self.page, self.topk, g)
         if self.extra:
             args |= self._pool("extra_", self.extra, max(self.rows // 2, 1), self.page + 3, self.extra_topk, g)
@@ -106,11 +108,27 @@ def _sweeps() -> Iterator[tuple[Shape, tuple[str, ...]]]:
         yield Shape(3, 1, 5, name, sink=sink, holes="all" if sink == "normal" else "random"), ("C11",)
 
 
+def _mixed() -> Iterator[Shape]:
+    """Few small shapes that bring together what the sweeps vary one by one."""
+    i64 = torch.int64
+    few: dict[str, Any] = {"topk": 9, "rows": 12, "note": "mixed"}
+    yield Shape(2, 1, 1, "v41_fp4", extra="v41_fp8", page=1, lens="request", sink="mixed", layout="turned", index=i64,
+                d_v=100, **few)
+    yield Shape(2, 1, 3, "v41_fp8_paged", extra="v41_fp4", page=5, lens="token", sink="normal", layout="strided",
+                d_v=200, **few)
+    yield Shape(1, 3, 2, "f32", extra="f32", page=1, sink="mixed", scale=0.0, **few)
+    yield Shape(2, 1, 5, "bf16", extra="v4_fp8", page=3, lens="request", sink="normal", index=i64, **few)
+    yield Shape(1, 2, 1, "index_fp4", extra="index_fp8", page=1, lens="token", sink="mixed", d_v=64, **few)
+    yield Shape(2, 1, 3, "v4_fp8", extra="v41_fp4_paged", page=7, sink="normal", d_v=448, scale=-0.5, **few)
+
+
 def cases(op: str) -> Iterable[Case]:
     """All cases of sparse decode."""
     quick, edge = frozenset({"quick"}), frozenset({"quick", "edge"})
     for shape, refs in _sweeps():
         yield Case(op, shape.params(), shape.make, quick, refs=refs)
+    for shape in _mixed():
+        yield Case(op, shape.params(), shape.make, quick)
     for shape in (
         Shape(b=0, note="no-request"), Shape(s_q=0, note="no-query"), Shape(topk=0, note="no-entry"),
         Shape(s_q=0, topk=0, note="nothing"), Shape(rows=0, note="no-block"), Shape(topk=0, extra="v41_fp4"),
