@@ -13,12 +13,14 @@ from collections.abc import Iterator
 import torch
 
 _modes = torch._C._len_torch_function_stack  # a default device is one of these modes: no mode, no default device
-_autocast = torch.is_autocast_enabled
+_some_autocast, _autocast = torch._C._is_any_autocast_enabled, torch.is_autocast_enabled
 
 
 def disturbs(device: torch.device) -> bool:
     """Whether the surroundings would change what torch does inside an op on `device`."""
-    return _autocast(device.type) or bool(_modes() and torch.get_default_device().type != "cpu")
+    if not (_modes() or _some_autocast()):  # most calls; asked first because every call of every op asks
+        return False
+    return _autocast(device.type) or (_modes() > 0 and torch.get_default_device().type != "cpu")
 
 
 @contextlib.contextmanager
