@@ -128,12 +128,12 @@ def other_index_dtype(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 Relayout = Callable[[torch.Tensor], "torch.Tensor | None"]
-SINGLE: dict[str, Relayout] = {
-    "step2": every_second, "transposed": transposed, "outer dimensions swapped": outer_swapped,
+MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}  # of all tensors at once, as are those of JOINT
+JOINT: dict[str, Relayout] = {
+    "padded": padded, "one element off": shifted, "outer dimensions swapped": outer_swapped,
     "index dtype": other_index_dtype,
 }
-JOINT: dict[str, Relayout] = {"padded": padded, "one element off": shifted}  # all tensors at once
-MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}
+SINGLE: dict[str, Relayout] = {"step2": every_second, "transposed": transposed}  # most are refused, so one by one
 
 
 def variants(args: dict[str, Any], makers: dict[str, Relayout]) -> Iterator[tuple[str, str, torch.Tensor]]:

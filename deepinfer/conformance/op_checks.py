@@ -133,16 +133,17 @@ def _surroundings() -> dict[str, object]:
 def rewritten(p: Prepared) -> None:
     """New values written into the same tensors count: nothing read in an earlier call is remembered by address."""
     args = p.fresh()
+    payloads = {
+        name: value for name, value in args.items()
+        if name not in p.mutated and _writable(value) and value.ndim and value.shape[0] > 1
+    }
+    for value in payloads.values():
+        _swap_rows(value)
     p.run(args)
-    for name, value in args.items():
-        if name not in p.mutated and _writable(value) and value.ndim and value.shape[0] > 1:
-            _swap_rows(value)
-    twin = p.fresh(args)
-    got, wanted = p.collect(p.run(args), args), p.collect(p.run(twin), twin)
-    problems: list[str] = []
-    for name, tensor in got.items():
-        problems += same_bits(f"{name} (inputs rewritten in place)", tensor, wanted[name], p.valid[name])
-    require_none(problems)
+    for value in payloads.values():
+        _swap_rows(value)
+    args |= {name: p.fresh()[name] for name in p.mutated}
+    _same_as_plain(p, args, "inputs rewritten in place")
 
 
 def _swap_rows(value: torch.Tensor) -> None:
@@ -177,27 +178,28 @@ def _same_as_plain(p: Prepared, args: dict[str, Any], label: str) -> None:
 
 def layouts(p: Prepared) -> None:
     """Strided, transposed and re-typed inputs give the same results or are refused by name."""
-    problems = [problem for label in memory.JOINT for problem in _joint(p, label)]
-    for name, label, tensor in memory.variants(p.fresh(), memory.MUST_TAKE):
-        problems += _try_layout(p, {name: tensor}, label, may_refuse=False)
+    problems: list[str] = []
+    for makers, may_refuse in ((memory.MUST_TAKE, False), (memory.JOINT, True)):
+        for label, make in makers.items():
+            problems += _joint(p, {label: make}, may_refuse)
     for name, label, tensor in memory.variants(p.fresh(), memory.SINGLE):
         if tensor.numel() <= SMALL:
             problems += _try_layout(p, {name: tensor}, label, may_refuse=True)
     require_none(problems)
 
 
-def _joint(p: Prepared, label: str) -> list[str]:
+def _joint(p: Prepared, maker: dict[str, memory.Relayout], may_refuse: bool) -> list[str]:
     """All tensors laid out anew at once; where that is refused, each alone."""
-    makers = {label: memory.JOINT[label]}
-    changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), makers)}
+    (label,) = maker
+    changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), maker)}
     if not changed:
         return []
     try:
         return _compare_layout(p, changed, label)
     except (InvalidArgument, UnsupportedError):
         problems: list[str] = []
-        for name, _, tensor in memory.variants(p.fresh(), makers):
-            problems += _try_layout(p, {name: tensor}, label, may_refuse=True)
+        for name, _, tensor in memory.variants(p.fresh(), maker):
+            problems += _try_layout(p, {name: tensor}, label, may_refuse)
         return problems
 
 
