@@ -23,6 +23,8 @@ from deepinfer.registry import pin
 
 SHAPES = [(8192, 8192, 8192), (32768, 4096, 7168), (4096, 4096, 7168), (4096, 24576, 1536), (64, 7168, 16384),
           (128, 4096, 7168), (64, 4096, 7168), (128, 7168, 2048), (64, 2112, 7168)]
+FEW = [(m, n, k) for n, k in [(4096, 7168), (7168, 2048), (2112, 7168), (24576, 1536), (7168, 16384)]
+       for m in (1, 2, 4, 8, 16, 32, 64, 128, 256)]
 RAGGED = [(1, 8, 8), (64, 64, 64), (65, 72, 40), (129, 264, 200), (300, 520, 1000), (257, 1032, 4096), (5, 4096, 72),
           (4097, 248, 128), (8192, 256, 8), (130, 8, 8192), (7, 9, 129), (130, 130, 130), (257, 4095, 1001)]
 
@@ -78,7 +80,9 @@ def sustained(calls: dict[str, Callable[[], object]], rounds: int = 9) -> dict[s
     return times
 
 
-def measure(shape: tuple[int, int, int], kernel: str, device: deepinfer.hal.Device) -> list[dict[str, object]]:
+def measure(
+    shape: tuple[int, int, int], kernel: str, device: deepinfer.hal.Device, rounds: int = 9
+) -> list[dict[str, object]]:
     m, n, k = shape
     a, b = torch.randn(m, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16()
     out, reference = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -86,7 +90,7 @@ def measure(shape: tuple[int, int, int], kernel: str, device: deepinfer.hal.Devi
         times = sustained({
             kernel: lambda: deep_gmm.gemm(a, b, out=out),
             "cublas": lambda: torch.mm(a, b.t(), out=reference),
-        })
+        }, rounds)
     rows = []
     for name, values in times.items():
         median = statistics.median(values)
@@ -133,6 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--few", action="store_true", help="products of 1 to 256 rows")
     options = parser.parse_args()
     from deepinfer_cuda.plugin import create
 
@@ -143,10 +148,11 @@ def main() -> int:
     device = deepinfer.set_backend("cuda:0")
     print(device)
     start = time.perf_counter()
-    problems = [problem for shape in RAGGED + SHAPES for problem in check(shape, device)]
-    print("checked", len(RAGGED + SHAPES), "shapes in", round(time.perf_counter() - start, 1), "s; problems:", problems)
+    shapes = FEW if options.few else SHAPES
+    problems = [problem for shape in RAGGED + shapes for problem in check(shape, device)]
+    print("checked", len(RAGGED + shapes), "shapes in", round(time.perf_counter() - start, 1), "s; problems:", problems)
     versions = {"torch": str(torch.__version__), "deepinfer": deepinfer.__version__}
-    rows = [row for shape in SHAPES for row in measure(shape, "sm90_gemm_bf16", device)]
+    rows = [row for shape in shapes for row in measure(shape, "sm90_gemm_bf16", device, 5 if options.few else 9)]
     print("overhead", overhead(device))
     for row in rows:
         print(row["case"], row["kernel"], row["median_us"], row["tflops"], row.get("ratio_to_cublas", ""))

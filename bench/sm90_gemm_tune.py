@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from deepinfer_cuda.kernels.base import load
 from deepinfer_cuda.kernels.gemm import Product, prepare
-from deepinfer_cuda.kernels.gemm_tiles import PARTS, TILES, Tile, choose
+from deepinfer_cuda.kernels.gemm_tiles import DENSE_TILES, PARTS, TILES, Tile, choose_dense
 from deepinfer_cuda.plugin import create
 from sm90_gemm import sustained
 
@@ -39,7 +39,7 @@ def candidates(m: int, n: int, k: int) -> Iterator[tuple[str, Tile, bool]]:
             for band in (2, 4, 8) if not tile.sums else ():
                 yield f"{tile.symbol[15:]}_b{band}", replace_band(tile, band), False
         return
-    for tile in TILES:
+    for tile in DENSE_TILES:
         for parts in PARTS if tile.sums else (1,):
             tiles = -(-m // tile.rows) * -(-n // tile.cols)
             if parts == 1 or tiles * parts <= 2 * 132:
@@ -77,7 +77,7 @@ def main() -> None:
         cublas = partial(torch.mm, a, b.t(), out=out)
         calls: dict[str, Callable[[], object]] = {"cublas": cublas, **variants(device, a, b)}
         times = {name: statistics.median(values) for name, values in sustained(calls, rounds=3).items()}
-        chosen = choose(m, n, k, device.props.compute_units)
+        chosen = choose_dense(m, n, k, device.props.compute_units)
         print(text, "chosen", chosen.symbol, chosen.parts, "cublas", round(times["cublas"], 2))
         for name, value in sorted(times.items(), key=lambda item: item[1])[: options.show]:
             print(f"  {name:34s} {value:9.2f} us {2e-6 * m * n * k / value:7.1f} TFLOP/s {times['cublas'] / value:.3f}")

@@ -19,11 +19,21 @@ from deepinfer.registry import Call, Plan, TensorMeta
 from deepinfer.registry.prepared import PreparedLaunches
 from deepinfer_cuda.kernels import pack_rows
 from deepinfer_cuda.kernels.base import CudaKernel, Unit, load
-from deepinfer_cuda.kernels.gemm_tiles import MASKED_TILES, SM100_TILES, TILES, Tile, ceil_div, choose, choose_masked
+from deepinfer_cuda.kernels.gemm_tiles import (
+    DENSE_TILES,
+    MASKED_TILES,
+    SM100_TILES,
+    TILES,
+    Tile,
+    ceil_div,
+    choose,
+    choose_dense,
+    choose_masked,
+)
 from deepinfer_cuda.kernels.pack_rows import Packing
 from deepinfer_cuda.tensor_map import slab_map
 
-WIDE, MASKED = 1, 2  # flags of di::Groups
+WIDE, MASKED, BOX_SHIFT = 1, 2, 8  # flags of di::Groups
 TYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # of C, bias and D in layout/sums.cuh
 FOURS_IN_D, FOURS_IN_C = 1, 2  # flags of di::Output
 NO_MAP = Arg(bytes(128))  # for a tensor map that the launch does not use
@@ -77,8 +87,8 @@ class Sm90Gemm(CudaKernel):
     more_headers: tuple[str, ...] = (pack_rows.HEADER,)
     archs: tuple[str, ...] = ("sm_90",)
     batch_invariant = False
-    tiles: tuple[Tile, ...] = TILES
-    pick: ClassVar[Callable[..., Tile]] = staticmethod(choose)
+    tiles: tuple[Tile, ...] = DENSE_TILES
+    pick: ClassVar[Callable[..., Tile]] = staticmethod(choose_dense)
     tensors: tuple[int, ...] = (0, 3, 8, 9)  # positions of the tensor arguments: A, B, and what `product` adds
 
     def units(self) -> Sequence[Unit]:
@@ -154,6 +164,8 @@ class Sm90GroupedGemm(Sm90Gemm):
 
     op = "deep_gmm.grouped_gemm"
     name = "sm90_grouped_gemm_bf16"
+    tiles = TILES
+    pick = staticmethod(choose)
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         groups = max(call["b"].shape[0], 1)
@@ -186,6 +198,7 @@ class Sm100Gemm(Sm90Gemm):
 
     name, header, archs = "sm100_gemm_bf16", "kernels/sm100/gemm_bf16.cuh", ("sm_100", "sm_103")
     tiles = SM100_TILES
+    pick = staticmethod(choose)
 
 
 class Sm100GroupedGemm(Sm90GroupedGemm):
@@ -285,14 +298,16 @@ def prepare(
     masked, groups = a.ndim == 3, b.shape[0] if b.ndim == 3 else 1
     rows, cols = d.shape[-2:]
     depth = a.shape[-1]
+    box = tile.box(rows) if groups == 1 and not masked else tile.load_rows
     maps = [NO_MAP] * 3
     if depth:
-        loads = slab_map(a, tile.load_rows, 64), slab_map(b, tile.cols // tile.cluster, 64)
+        loads = slab_map(a, box, 64), slab_map(b, tile.cols // tile.cluster, 64)
         maps[:2] = [Arg(device.encode(tile_map)) for tile_map in loads]
     if not tile.sums:
         maps[2] = Arg(device.encode(slab_map(d, tile.store_rows, 64)))
     lists = product.lists
     flags = (WIDE if lists and lists[0].dtype == torch.int64 else 0) | (MASKED if masked else 0)
+    flags |= box << BOX_SHIFT if box < tile.load_rows else 0
     addresses = [tensor.data_ptr() for tensor in lists] + [0] * (2 - len(lists))
     problem = struct.pack("<QQ6I", *addresses, groups, rows, cols, depth, tile.band, flags)
     args = [*maps, Arg(pack_output(product)), Arg(problem)]
@@ -301,7 +316,7 @@ def prepare(
     clusters = min(tiles, tile.slots(device.props.compute_units))
     return code.prepare(
         tile.symbol, (clusters * tile.ctas, 1, 1), (tile.threads, 1, 1), args, smem_bytes=tile.shared_bytes,
-        cluster=(tile.ctas, 1, 1), dependent=dependent,
+        cluster=(tile.ctas, 1, 1), dependent=dependent or tile.ahead,
     )
 
 

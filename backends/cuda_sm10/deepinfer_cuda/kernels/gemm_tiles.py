@@ -22,8 +22,8 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """One compiled shape of sm90_gemm_bf16: rows of one CTA, columns, stages, CTAs that share B, the epilogue; and in
-    how many parts a launch splits K."""
+    """One compiled shape of sm90_gemm_bf16: rows of one CTA, columns, stages, CTAs that share B, the epilogue; and of
+    a launch: in how many parts it splits K, and whether it may begin while the kernel before it ends."""
 
     rows: int
     cols: int
@@ -31,6 +31,7 @@ class Tile:
     cluster: int
     sums: bool = False
     parts: int = 1
+    ahead: bool = False
 
     kernel: ClassVar[str] = "sm90_gemm_bf16"
     header: ClassVar[str] = "kernels/sm90/gemm_bf16.cuh"
@@ -49,7 +50,11 @@ class Tile:
     def efficiency(self) -> float:
         """Rate relative to the largest tile where the matrix unit is the bound; measured on an H200 at 8192^3."""
         known = {(128, 256): 1.0, (128, 128): 0.9, (64, 256): 0.91, (64, 128): 0.8, (128, 64): 0.6, (64, 64): 0.6}
-        return known[self.rows, self.cols]
+        return {**known, (64, 192): 0.85, (64, 160): 0.8, (128, 192): 0.95, (128, 160): 0.9}[self.rows, self.cols]
+
+    def box(self, rows: int) -> int:
+        """Rows of A per copy in a product of `rows` rows: no more than there are, in swizzle atoms of 8."""
+        return min(self.load_rows, max(ceil_div(rows, 8), 1) * 8)
 
     @property
     def ctas(self) -> int:
@@ -67,7 +72,7 @@ class Tile:
 
     @property
     def unit(self) -> Unit:
-        """What is compiled; `parts` belongs to the launch."""
+        """What is compiled; `parts` and `ahead` belong to the launch."""
         return Unit(self.symbol, self.header, self.macro, self.arguments)
 
     @property
@@ -138,6 +143,9 @@ class Sm100Tile(Tile):
     store_rows: ClassVar[int] = 32
     flops: ClassVar[int] = 8192
 
+    def box(self, rows: int) -> int:
+        return self.load_rows
+
     @property
     def efficiency(self) -> float:
         """Not measured: no such device was at hand."""
@@ -165,6 +173,11 @@ TILES = (
     Tile(64, 64, 12, 1), Tile(128, 128, 4, 1, sums=True), Tile(128, 64, 8, 1, sums=True),
     Tile(64, 128, 8, 1, sums=True), Tile(64, 64, 12, 1, sums=True),
 )
+FEW_TILES = (  # for dense products of few rows alone
+    Tile(64, 192, 6, 1), Tile(128, 192, 4, 1), Tile(64, 128, 8, 2), Tile(64, 160, 6, 1, sums=True),
+    Tile(128, 160, 4, 1, sums=True),
+)
+DENSE_TILES = (*TILES, *FEW_TILES)
 MASKED_TILES = (MaskedTile(256, 128, 4, 1), *(tile for tile in TILES if tile.sums))
 SM100_TILES = (
     Sm100Tile(128, 256, 6, 2), Sm100Tile(128, 256, 4, 1), Sm100Tile(128, 128, 6, 1), Sm100Tile(128, 64, 8, 1),
@@ -172,12 +185,14 @@ SM100_TILES = (
 )
 
 
-# Cycles and bytes of the model below, fitted to the tiles' times at 11 shapes of 16 to 256 rows on an H200
-# (bench/sm90_gemm_tune.py); its choices there take 1.02 times as long as the best ones on average, 1.19 at worst.
+# Cycles and bytes of the model below, fitted to the tiles' times at 30 shapes of 1 to 256 rows on an H200
+# (bench/sm90_gemm_tune.py); its choices there take 1.02 times as long as the best ones on average, 1.17 at worst.
 COPY, COPY_BYTES = 40, 128  # cycles to start a copy, bytes per cycle of one SM
 SHARED_BYTES = 66  # bytes per cycle and SM when all load at once
+FEW_ROWS = 256  # up to here a dense product is bound by reading its weights
+AHEAD_BLOCKS = 112  # K blocks of one CTA; longer ones lost up to 20 % by an early start
 FILLINGS = (1 / 64, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 1 / 2, 1)  # parts of their capacity that groups may hold
-START, SUMS, SPLIT = 1500, 5400, 4000  # first copies and last stores; sums of 64 columns; the exchange between parts
+START, SUMS, SPLIT = 1500, 4300, 5650  # first copies and last stores; sums of 64 columns; the exchange between parts
 
 
 def cycles(tile: Tile, rows: int, cols: int, depth: int, units: int, groups: int = 1) -> float:
@@ -207,6 +222,24 @@ def choose(
     found = [tile for tile in tiles if by_tma and not tile.sums]
     found += [replace(tile, parts=n) for tile in tiles if tile.sums for n in PARTS if n <= blocks]
     return min(found, key=lambda tile: (cycles(tile, max(rows, 1), cols, depth, units, groups), tile.rows))
+
+
+def choose_dense(
+    rows: int, cols: int, depth: int, units: int, groups: int = 1, tiles: Sequence[Tile] = DENSE_TILES,
+    by_tma: bool = True,
+) -> Tile:
+    """As `choose` for one group, with more tiles for few rows. Such a launch may begin while the kernel before it ends
+    where that was measured to help: in one wave of short parts."""
+    if rows > FEW_ROWS:
+        return choose(rows, cols, depth, units, groups, [tile for tile in tiles if tile not in FEW_TILES], by_tma)
+    tile = choose(rows, cols, depth, units, groups, tiles, by_tma)
+    return replace(tile, ahead=starts_early(tile, rows, cols, depth, units))
+
+
+def starts_early(tile: Tile, rows: int, cols: int, depth: int, units: int) -> bool:
+    """Whether the launch may begin while the kernel before it ends."""
+    tiles = ceil_div(rows, tile.rows * tile.cluster) * ceil_div(cols, tile.cols)
+    return tiles <= tile.slots(units) and ceil_div(ceil_div(depth, tile.parts), 64) <= AHEAD_BLOCKS
 
 
 def choose_masked(

@@ -9,7 +9,15 @@ import pytest
 import torch
 from deepinfer_cuda import jit
 from deepinfer_cuda.kernels.gemm import KERNELS, Sm90Gemm, pack, pack_lists, range_reasons, stored_by_tma, tma_reasons
-from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile, choose, choose_masked
+from deepinfer_cuda.kernels.gemm_tiles import (
+    FEW_TILES,
+    SM100_TILES,
+    TILES,
+    Tile,
+    choose,
+    choose_dense,
+    choose_masked,
+)
 from deepinfer_cuda.tensor_map import TileMap
 
 from deepinfer.errors import InvalidArgument
@@ -83,6 +91,28 @@ def test_tile_choice_follows_the_shape() -> None:
     assert choose(128, 4096, 7168, 132) == Tile(64, 64, 12, 1)
     for shape in [(1, 8, 8), (100000, 8, 64), (129, 264, 200)]:
         assert replace(choose(*shape, 132), parts=1) in TILES
+
+
+@pytest.mark.parametrize(("shape", "found"), [
+    ((1, 4096, 7168), Tile(64, 64, 12, 1, sums=True, parts=2, ahead=True)),
+    ((32, 24576, 1536), Tile(64, 192, 6, 1, ahead=True)),
+    ((256, 4096, 7168), Tile(64, 128, 8, 2, ahead=True)),
+    ((64, 7168, 16384), Tile(64, 64, 12, 1)),  # too long to gain from an early start
+])
+def test_dense_products_of_few_rows(shape: tuple[int, int, int], found: Tile) -> None:
+    assert choose_dense(*shape, 132) == found
+
+
+def test_more_rows_take_what_they_took() -> None:
+    for shape in ((257, 4096, 7168), (4096, 24576, 1536), (8192, 8192, 8192)):
+        assert choose_dense(*shape, 132) == choose(*shape, 132)
+        assert choose_dense(*shape, 132) not in FEW_TILES
+
+
+def test_copies_bring_no_more_rows_than_there_are() -> None:
+    tile = Tile(64, 64, 12, 1)
+    assert [tile.box(rows) for rows in (0, 1, 8, 9, 57, 64, 1000)] == [8, 8, 8, 16, 64, 64, 64]
+    assert SM100_TILES[0].box(1) == SM100_TILES[0].load_rows
 
 
 def test_masked_groups_are_not_taken_for_full() -> None:

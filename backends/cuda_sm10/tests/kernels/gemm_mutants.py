@@ -14,7 +14,7 @@ from pathlib import Path
 
 import simrun
 import torch
-from deepinfer_cuda.kernels.gemm_tiles import SM100_TILES, TILES, Tile
+from deepinfer_cuda.kernels.gemm_tiles import DENSE_TILES, SM100_TILES, Tile
 from simrun import Problem
 
 from deepinfer.errors import DeepInferError
@@ -79,6 +79,7 @@ def _problems(tile: Tile, parts: int = 1) -> list[tuple[int, Problem]]:
         (parts, Problem(300, cols, 136, counts=[70, 0, 129])),
         (parts, Problem(290, 136, 72, counts=[1, 257, 30], starts=[3, 5, 262])),
         (parts, Problem(130, cols, 0)),
+        (parts, Problem(17, cols, 136)),  # copies of A that bring fewer rows
         *ends,
     ]
 
@@ -103,7 +104,7 @@ def _masked_problems() -> list[tuple[int, Problem]]:
 
 
 NAMES = {
-    "sm_90": ("128x256x4_c2", "128x128x6_c1", "128x128x4_c1_sums"),
+    "sm_90": ("128x256x4_c2", "128x128x6_c1", "128x128x4_c1_sums", "64x192x6_c1", "64x160x6_c1_sums"),
     "sm_100": ("128x128x8_c2", "128x64x8_c1", "128x64x7_c1_sums"),
 }
 
@@ -114,6 +115,6 @@ def subjects() -> list[Subject]:
     return [masked] + [
         Subject(arch, tile, _sum_problems(tile) if tile.sums else _problems(tile))
         for arch, names in NAMES.items()
-        for tile in (TILES if arch == "sm_90" else SM100_TILES)
+        for tile in (DENSE_TILES if arch == "sm_90" else SM100_TILES)
         if tile.symbol.endswith(names)
     ]

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from deepinfer_cuda import jit, simdevice
 from deepinfer_cuda.kernels.gemm import Product, prepare
-from deepinfer_cuda.kernels.gemm_tiles import MASKED_TILES, SM100_TILES, TILES, Tile
+from deepinfer_cuda.kernels.gemm_tiles import DENSE_TILES, MASKED_TILES, SM100_TILES, Tile
 
 from deepinfer.hal import Executable, Image
 
 MASKED_TILE = MASKED_TILES[0]  # for masked products alone
-TILES_OF: dict[str, tuple[Tile, ...]] = {"sm_90": TILES, "sm_100": SM100_TILES}
+TILES_OF: dict[str, tuple[Tile, ...]] = {"sm_90": DENSE_TILES, "sm_100": SM100_TILES}
 PATTERN = 9.0  # what D holds before the launch
 
 

@@ -31,6 +31,10 @@ EMPTY_GROUP = (
     "redundant: a row-wise piece commits an empty group; behind the first such piece all copies out of the staging "
     "buffers have been waited for"
 )
+ALL_WAITED = "redundant: a row-wise piece commits an empty group, and with three pieces every wait is for all groups"
+NEXT_GROUP = (
+    "redundant: the second of three pieces joins the group of the third, which is waited for before its buffer is used"
+)
 LAST_WAITS = (
     "redundant: the cluster barrier at the end holds the CTA until its peer has made its last arrivals; either may go"
 )
@@ -53,6 +57,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         **{f"{COMMIT_GROUP} {site}": EMPTY_GROUP for site in (3, 5, 7)},
     },
     "sm90_gemm_bf16_128x128x4_c1_sums": SM90,
+    "sm90_gemm_bf16_64x192x6_c1": {
+        **SM90, **{f"{COMMIT_GROUP} {site}": ALL_WAITED for site in (1, 3, 5)}, f"{COMMIT_GROUP} 2": NEXT_GROUP,
+    },
+    "sm90_gemm_bf16_64x160x6_c1_sums": SM90,
     "sm90_masked_bf16_256x128": {
         **{f"drop cp.async.bulk.wait_group {site}": BOTH_FREE for site in (1, 5, 7, 10, 14)},
         **{f"drop bar.sync {site}": BOTH_FREE for site in (4, 12, 16, 22, 30)},

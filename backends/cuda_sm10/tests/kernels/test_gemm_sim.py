@@ -26,6 +26,9 @@ DENSE = [
     Problem(128, 256, 64),
     Problem(257, 136, 200),
     Problem(70, 12, 136, pitch=16),
+    Problem(33, 136, 64 * 13 + 8),  # copies of A that bring no more rows than there are
+    Problem(17, 72, 200),
+    Problem(40, 16, 72, counts=[40]),
 ]
 GROUPED = [
     Problem(300, 136, 136, counts=[70, 0, 1, 129, 64]),
@@ -45,6 +48,7 @@ ADDED = [  # only for tiles whose sums pass through shared memory
     Problem(130, 137, 136, c=BF16, bias=F16),
     Problem(65, 72, 328, out=F32, c=F32, bias=BF16),
     Problem(3, 9, 64, bias=F32),
+    Problem(24, 72, 64 * 13 + 8, out=F32),
     Problem(129, 40, 0, out=F32, c=F32),
     Problem(67, 76, 72, c=BF16, dense_c=True),
     Problem(67, 76, 72, out=F32, c=F32, dense_c=True),

@@ -110,16 +110,17 @@ struct SumBand {
             if (thread < parts) ready->arrive_cluster(thread);
             ready->wait_cluster(phase);
         }
-        static_assert(kThreads % kLanes == 0, "a row has a thread for every four columns");
         const uint32_t share = kRows / parts, first = rank * share;
-        const uint32_t end = first + share < rows ? first + share : rows;
-        const uint32_t c = thread % kLanes * 4, n = col + c;
-        if (n < cols)
-            for (uint32_t r = first + thread / kLanes; r < end; r += kThreads / kLanes) {
+        const uint32_t count = first < rows ? (share < rows - first ? share : rows - first) * kLanes : 0;
+#pragma unroll 1
+        for (uint32_t i = thread; i < count; i += kThreads) {
+            const uint32_t r = first + i / kLanes, c = i % kLanes * 4, n = col + c;
+            if (n < cols) {
                 float v[4];
                 add_parts(v, parts, rank, index(r, c));
                 finish(v, out, slab, row + r, n, cols - n < 4 ? cols - n : 4);
             }
+        }
         if (parts > 1) {
             sync();
             if (thread < parts) taken->arrive_cluster(thread);
@@ -128,11 +129,16 @@ struct SumBand {
 
     // The sums of four columns from chunk `at` of every part, in the parts' order.
     __device__ __forceinline__ void add_parts(float (&v)[4], uint32_t parts, uint32_t rank, uint32_t at) const {
+        if (parts == 1) {
+            const float4 x = *reinterpret_cast<const float4*>(sums + at);
+            v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
+            return;
+        }
         v[0] = v[1] = v[2] = v[3] = 0.f;
-        for (uint32_t part = 0; part < parts; ++part) {
-            const float4 x = part == rank ? *reinterpret_cast<const float4*>(sums + at)
-                                          : load_cluster(map_shared(sums + at, part));
+        for (uint32_t part = 0; part < parts; part += 2) {  // all loads of a pair are under way before the first is needed
+            const float4 x = load_cluster(map_shared(sums + at, part)), y = load_cluster(map_shared(sums + at, part + 1));
             v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
+            v[0] += y.x, v[1] += y.y, v[2] += y.z, v[3] += y.w;
         }
     }
 

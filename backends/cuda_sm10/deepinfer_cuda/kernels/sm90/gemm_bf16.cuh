@@ -27,7 +27,7 @@
 #include "layout/groups.cuh"
 #include "layout/rows.cuh"
 #include "layout/sums.cuh"
-#include "mma/wgmma_bf16.cuh"
+#include "mma/wgmma_bf16_between.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 
@@ -44,8 +44,9 @@ struct GemmBf16 {
     static constexpr int kBoxN = kBlockN / kCluster;  // rows of B that one CTA loads
     static constexpr int kStoreTile = 64 * 64 * 2;  // staging of one 64 x 64 piece of D
     static constexpr int kStoreBuffers = 2;
-    // Copies that may still read their staging when the next piece is laid down: a tile of one piece uses one buffer only.
-    static constexpr int kPending = kBlockN / 64 < kStoreBuffers ? 0 : kStoreBuffers - 1;
+    // Copies that may still read their staging when the next piece is laid down: after an odd number of pieces the next tile
+    // begins with the buffer of the last one.
+    static constexpr int kPending = kBlockN / 64 % kStoreBuffers ? 0 : kStoreBuffers - 1;
     using Band = SumBand<64, kBlockN, 128>;
     static constexpr int kBytesStore = kMathGroups * (kSums ? Band::kBytes : kStoreBuffers * kStoreTile);
     static constexpr int kBarriers = 2 * kStages + (kSums ? 2 * kMathGroups : 0);
@@ -105,6 +106,11 @@ struct GemmBf16 {
         return needed < kMathGroups ? needed : kMathGroups;
     }
 
+    static __device__ __forceinline__ uint32_t box_rows(const Groups& problem) {
+        const uint32_t rows = problem.flags >> kBoxShift;
+        return rows ? rows : 64;
+    }
+
     // Tile `index` of the walk, as this CTA sees it: the rows of a cluster's tile are split among its CTAs.
     static __device__ __forceinline__ GroupTile own_tile(const Walk& walk, uint32_t index, const Place& place) {
         GroupTile at = walk.tile(index, place.step());
@@ -126,6 +132,7 @@ struct GemmBf16 {
     static __device__ __forceinline__ void produce(const Shared& smem, const TensorMap* map_a, const TensorMap* map_b,
                                                    const Groups& problem, const Place& place) {
         const Share share = place.blocks(problem);
+        const uint32_t bytes_a = box_rows(problem) * kBlockK * 2;
         Pipe pipe;
         Walk walk(problem);
         for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
@@ -134,7 +141,7 @@ struct GemmBf16 {
             for (uint32_t kb = share.begin; kb < share.end; ++kb, pipe.next()) {
                 const int s = pipe.stage;
                 smem.empty[s].wait(pipe.phase ^ 1);
-                smem.full[s].arrive_expect(used * kBytesHalfA + kBytesB);
+                smem.full[s].arrive_expect(used * bytes_a + kBytesB);
                 const int32_t k = static_cast<int32_t>(kb * kBlockK);
                 for (uint32_t w = 0; w < used; ++w)
                     tma_load_3d(smem.a + s * kBytesA + w * kBytesHalfA, map_a, &smem.full[s], k,
@@ -162,6 +169,17 @@ struct GemmBf16 {
             named_sync(1 + warpgroup, 128);
             release(smem, pipe.stage);
         }
+    }
+
+    // Zeros where the copies of A bring nothing: what the matrix unit makes of these rows is not stored.
+    static __device__ __forceinline__ void clear_rest(const Shared& smem, const Groups& problem, int warpgroup) {
+        const uint32_t begin = box_rows(problem) * kBlockK * 2 + threadIdx.x % 128 * 16;
+        if (problem.flags >> kBoxShift == 0) return;
+        for (int s = 0; s < kStages; ++s)
+            for (uint32_t at = begin; at < kBytesHalfA; at += 128 * 16)
+                *reinterpret_cast<float4*>(smem.a + s * kBytesA + warpgroup * kBytesHalfA + at) = make_float4(0.f, 0.f, 0.f, 0.f);
+        fence_async_shared();
+        named_sync(1 + warpgroup, 128);
     }
 
     static __device__ __forceinline__ void multiply(const Shared& smem, Pipe& pipe, uint32_t k_blocks, int warpgroup,
@@ -255,11 +273,13 @@ struct GemmBf16 {
         const int warpgroup = static_cast<int>(threadIdx.x / 128) - 1;
         const uint32_t k_blocks = place.blocks(problem).size();
         uint32_t exchange = 0;
+        clear_rest(smem, problem, warpgroup);
         Pipe pipe;
         Walk walk(problem);
         for (uint32_t index = place.first(); walk.seek(index); index += place.step()) {
             const GroupTile at = own_tile(walk, index, place);
-            if (warpgroup >= static_cast<int>(warpgroups_used(at))) {
+            // a single warpgroup of a single CTA has rows of every tile
+            if (kMathGroups * kCluster > 1 && warpgroup >= static_cast<int>(warpgroups_used(at))) {
                 skip(smem, pipe, k_blocks, warpgroup);
                 continue;
             }
