@@ -128,12 +128,12 @@ def other_index_dtype(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 Relayout = Callable[[torch.Tensor], "torch.Tensor | None"]
-MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}  # of all tensors at once, as are those of JOINT
+MUST_TAKE: dict[str, Relayout] = {"unit strides": odd_unit_strides}
 JOINT: dict[str, Relayout] = {
     "padded": padded, "one element off": shifted, "outer dimensions swapped": outer_swapped,
     "index dtype": other_index_dtype,
 }
-SINGLE: dict[str, Relayout] = {"step2": every_second, "transposed": transposed}  # most are refused, so one by one
+LAST: dict[str, Relayout] = {"step2": every_second, "transposed": transposed}  # often refused for payloads
 
 
 def variants(args: dict[str, Any], makers: dict[str, Relayout]) -> Iterator[tuple[str, str, torch.Tensor]]:

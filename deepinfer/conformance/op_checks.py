@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,8 @@ from deepinfer.conformance.prepared import Prepared
 from deepinfer.errors import InvalidArgument, UnsupportedError
 from deepinfer.registry.dispatch import make_call
 
-REPEATS = 3
 POISON_SEED = 97
-SMALL = 1 << 16  # elements; beyond it only the joint layout variant is tried
+SMALL = 1 << 16  # elements; beyond it no layout with other strides in the last dimension is tried
 
 
 def reference(p: Prepared) -> str:
@@ -100,23 +100,21 @@ def _judge_guarded(
 
 
 def repeat(p: Prepared) -> None:
-    """Repeated runs give equal bits, whatever ran between, in memory of their own, and change nothing round them."""
-    wanted = p.plain
-    before, generator = _surroundings(), torch.get_rng_state()
-    first = p.run(p.fresh())
-    for _ in range(REPEATS - 2):
-        _same_as_plain(p, p.fresh(), "again")
-    args = p.fresh()
-    outputs = p.run(args)
+    """Repeated runs give equal bits, in memory of their own, and change nothing round them; one more is `rewritten`."""
+    generator = torch.get_rng_state()
     problems: list[str] = []
-    for name, tensor in p.collect(outputs, args).items():
-        problems += same_bits(f"{name} (again)", tensor, wanted[name], p.valid[name])
-    for name, tensor, old in zip(p.spec.returns, outputs, first, strict=True):
-        if memory.share(tensor, old):
+    results = []
+    for _ in range(2):
+        before, args = _surroundings(), p.fresh()
+        results.append(p.run(args))
+        after = _surroundings()
+        changed = [what for what, now in after.items() if now != before[what]]
+        problems += [f"the op changed {what} from {before[what]} to {after[what]}" for what in changed]
+        for name, tensor in p.collect(results[-1], args).items():
+            problems += same_bits(f"{name} (again)", tensor, p.plain[name], p.valid[name])
+    for name, old, new in zip(p.spec.returns, *results, strict=True):
+        if memory.share(new, old):
             problems.append(f"{name}: a second call gave its result in the memory of the first one's, which is in use")
-    after = _surroundings()
-    changed = [what for what, now in after.items() if now != before[what]]
-    problems += [f"the op changed {what} from {before[what]} to {after[what]}" for what in changed]
     if not torch.equal(generator, torch.get_rng_state()):
         problems.append("the op drew from torch's global generator")
     require_none(problems)
@@ -182,16 +180,23 @@ def layouts(p: Prepared) -> None:
     for makers, may_refuse in ((memory.MUST_TAKE, False), (memory.JOINT, True)):
         for label, make in makers.items():
             problems += _joint(p, {label: make}, may_refuse)
-    for name, label, tensor in memory.variants(p.fresh(), memory.SINGLE):
-        if tensor.numel() <= SMALL:
-            problems += _try_layout(p, {name: tensor}, label, may_refuse=True)
+    for label, make in memory.LAST.items():
+        for indices in (True, False):  # apart, since most ops take such indices and refuse such payloads
+            problems += _joint(p, {label: make}, True, partial(_small, indices))
     require_none(problems)
 
 
-def _joint(p: Prepared, maker: dict[str, memory.Relayout], may_refuse: bool) -> list[str]:
-    """All tensors laid out anew at once; where that is refused, each alone."""
+def _small(indices: bool, tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= SMALL and (tensor.dtype in (torch.int32, torch.int64)) is indices
+
+
+def _joint(
+    p: Prepared, maker: dict[str, memory.Relayout], may_refuse: bool,
+    chosen: Callable[[torch.Tensor], bool] = lambda _: True,
+) -> list[str]:
+    """All chosen tensors laid out anew at once; where that is refused, each alone."""
     (label,) = maker
-    changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), maker)}
+    changed = {name: tensor for name, _, tensor in memory.variants(p.fresh(), maker) if chosen(tensor)}
     if not changed:
         return []
     try:
@@ -199,7 +204,7 @@ def _joint(p: Prepared, maker: dict[str, memory.Relayout], may_refuse: bool) -> 
     except (InvalidArgument, UnsupportedError):
         problems: list[str] = []
         for name, _, tensor in memory.variants(p.fresh(), maker):
-            problems += _try_layout(p, {name: tensor}, label, may_refuse)
+            problems += _try_layout(p, {name: tensor}, label, may_refuse) if name in changed else []
         return problems
 
 
