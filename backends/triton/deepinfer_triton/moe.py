@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from deepinfer.registry import Call
+from deepinfer.registry import Call, TensorMeta
 from deepinfer_triton import warp_top
 from deepinfer_triton.blocks import block_reason, cut, narrow, strides
 from deepinfer_triton.kernel import Program, TritonKernel, ceil_div, dense_outputs, next_power_of_two
@@ -46,7 +46,8 @@ class Route(TritonKernel):
         if logits.shape[0] == 0 or top_k == 0:
             return ()
         per_lane = logits.shape[1] // 32
-        if logits.shape[1] in WARP_EXPERTS and top_k <= 32 and (groups == 1 or not 32 % groups):
+        fits = logits.shape[1] in WARP_EXPERTS and top_k <= 32 and (groups == 1 or not 32 % groups)
+        if fits and _in_vectors(logits) and (bias is None or _in_vectors(bias)):
             return (self._by_warp(call, per_lane),)
         gp, sp = self._padded(call)
         tokens, warps = ROUTE if gp * sp <= 512 else (1, 4)
@@ -83,6 +84,11 @@ class Route(TritonKernel):
         tensors = ("logits", "bias", "weights", "ids")
         grid = ceil_div(logits.shape[0], ROUTE_WARPS)
         return Program("moe.route_warp", grid, tensors, numbers, constants, ROUTE_WARPS)
+
+
+def _in_vectors(operand: TensorMeta) -> bool:
+    """Whether Triton gives each lane V neighbours, as `warp_top` needs: alignment alone decides who holds what."""
+    return operand.aligned and operand.stride[-1] == 1 and all(step % 16 == 0 for step in operand.stride[:-1])
 
 
 class SwigluQuantize(TritonKernel):

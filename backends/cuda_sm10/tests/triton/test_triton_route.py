@@ -58,3 +58,26 @@ def test_choices_are_those_of_the_specification(
     wanted, chosen = SPEC.reference(dict(zip((param.name for param in SPEC.params), args, strict=True)))
     assert torch.equal(ids, chosen), f"seed {experts + top_k}"
     assert torch.allclose(weights.double(), wanted, rtol=1e-5, atol=2.5e-6, equal_nan=True), f"seed {experts + top_k}"
+
+
+@pytest.mark.skipif(not simdevice.probe().available, reason="the PTX simulator is not built")
+@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("layout", ["one element off", "every second", "odd rows"])
+def test_layouts_without_vectors_take_the_general_kernel(layout: str, scoring: str) -> None:
+    """Triton spreads values over lanes as their alignment suggests; the network needs neighbours in a lane."""
+    x = logits("normal", 256, torch.Generator().manual_seed(3))
+    if layout == "one element off":
+        x = torch.cat((torch.zeros(1), x.flatten()))[1:].view(x.shape)
+    elif layout == "every second":
+        x = torch.stack((x, x), 2)[..., 0]
+    else:
+        x = torch.cat((x, x[:, :1]), 1)[:, :256]
+    args = (x, 8, scoring, None, 8, 4, "max", True, 2.5, 1e-20)
+    (program,) = Route().programs(make_call(SPEC, args, (None, None), x.device))
+    assert program.function == "moe.route"
+    device = deepinfer.device("cuda_sm90/sim")
+    with deepinfer.use_backend(device), pin(device, SPEC.name, Route.name):
+        weights, ids = Op(SPEC)(*args)
+    wanted, chosen = SPEC.reference(dict(zip((param.name for param in SPEC.params), args, strict=True)))
+    assert torch.equal(ids, chosen)
+    assert torch.allclose(weights.double(), wanted, rtol=1e-5, atol=2.5e-6)
