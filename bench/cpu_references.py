@@ -4,7 +4,7 @@
 
 Reference, portable form and kernel of a case take turns on one thread, in CPU time of the process; the ratio is that of
 their best times (the machine may be shared, and what others do only ever adds time). Cases tagged "profile:hardware"
-are too large for a host. Dense decode has a fourth call, `least`: what no form in torch can do without (gather keys,
+are too large for a host. Decode of few keys has a fourth call, `least`: what no form in torch can do without (gather keys,
 widen them, two products), which bounds the ratio that any such form could have.
 """
 
@@ -49,8 +49,8 @@ def least_decode(args: Args) -> Callable[[], Any] | None:
     """The calls of torch that decode of equally long requests cannot do without, once per request, nothing else."""
     q, cache, table, d_v = (args[name] for name in ("q", "kv_cache", "block_table", "d_v"))
     n, (b, s_q, heads, d) = int(args["seq_lens"][0]), q.shape
-    if cache.dtype not in (torch.float32, torch.bfloat16) or n % cache.shape[1]:
-        return None
+    if cache.dtype not in (torch.float32, torch.bfloat16) or n % cache.shape[1] or n > 1024:
+        return None  # longer ones gain from taking keys in blocks
     ids = table[:, : n // cache.shape[1]].unbind(0)
     queries, weights = q.float().view(b, -1, d).unbind(0), torch.rand(s_q * heads, n)
 
