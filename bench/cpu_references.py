@@ -4,8 +4,8 @@
 
 Reference, portable form and kernel of a case take turns on one thread, in CPU time of the process; the ratio is that of
 their best times (the machine may be shared, and what others do only ever adds time). Cases tagged "profile:hardware"
-are too large for a host. Decode of few keys has a fourth call, `least`: what no form in torch can do without (gather and
-widen keys, two products), which bounds the ratio that any such form could have.
+are too large for a host. Decode of few keys has a fourth call, `least`: what no form in torch can do without (gather
+keys and widen them, two products), which bounds the ratio that any such form could have.
 """
 
 from __future__ import annotations
