@@ -164,8 +164,8 @@ class Sm90GroupedGemm(Sm90Gemm):
 
     op = "deep_gmm.grouped_gemm"
     name = "sm90_grouped_gemm_bf16"
-    tiles = TILES
-    pick = staticmethod(choose)
+    tiles: tuple[Tile, ...] = TILES
+    pick: ClassVar[Callable[..., Tile]] = staticmethod(choose)
 
     def expected_rows(self, call: Call) -> tuple[int, int]:
         groups = max(call["b"].shape[0], 1)
