@@ -26,7 +26,10 @@ class Linear:
         self.bias: torch.Tensor | None = None
         if any(biased):
             flags = zip(names, biased, self.splits, strict=True)
-            bias = [weights.exact(f"{name}.bias") if has else torch.zeros(size) for name, has, size in flags]
+            bias = [
+                weights.exact(f"{name}.bias") if has else torch.zeros(size, dtype=torch.float32)
+                for name, has, size in flags
+            ]
             self.bias = device.to_device(torch.cat(bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

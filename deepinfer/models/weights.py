@@ -92,13 +92,13 @@ class DummyWeights:
     def exact(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(shape)
+            return torch.ones(shape, dtype=torch.float32)
         if len(shape) == 1:
-            return torch.zeros(shape)
+            return torch.zeros(shape, dtype=torch.float32)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         scale = 1.0 if name == EMBEDDING else 1.0 / math.sqrt(shape[1])
-        return torch.randn(shape, generator=generator) * scale
+        return torch.randn(shape, generator=generator, dtype=torch.float32) * scale
 
 
 def expand_blocks(data: torch.Tensor, scale: torch.Tensor, block: tuple[int, int] = (128, 128)) -> torch.Tensor:
