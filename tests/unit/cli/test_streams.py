@@ -38,7 +38,8 @@ def test_closed_standard_streams(tmp_path: Path) -> None:
 def test_an_interrupt_ends_with_its_own_status(extra: list[str]) -> None:
     command = [*COMMAND.split(), "generate", MODEL, "import ", "--backend", "cpu", "--max-tokens", "900"]
     process = subprocess.Popen(
-        [*command, "--temperature", "1", *extra], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--temperature", "1", *extra], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits "ignored"
     )
     assert process.stderr is not None
     assert "device" in process.stderr.readline()
